@@ -6,8 +6,8 @@
 # alone and, if they fail again, without parts of the GPU libraries, one after another (TRIREME_CUDA_WITHOUT); the first
 # of these also with CUDA_LAUNCH_BLOCKING and under compute-sanitizer. Random data has the seed TRIREME_TEST_SEED.
 # Written to OUT (./gpu-proof): steps.jsonl, a line per step or repetition as it ends; table.txt; and logs.tar.gz, with
-# their output and measurements. Ends 30 s before
-# SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness, 1 of layouts; those that are timed alone).
+# their output and measurements. Ends 30 s before SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness,
+# 1 of layouts; those that are timed alone).
 # STEP_SECONDS lowers the limits of all steps, for rehearsals.
 # Exits 0 if every step passed, 1 if one failed or was left out, 77 if there is no device.
 set -uo pipefail
@@ -137,7 +137,10 @@ correctness() {
   step train.fp32 60 trireme "${train[@]}" --train.output "$work/@.run"
   step train.bf16 60 trireme "${train[@]}" --train.output "$work/@.run" --precision.compute bf16
   step train.graphs 60 trireme "${train[@]}" --train.output "$work/@.run" --precision.compute bf16 --device.graphs true
+  step train.fp16 60 trireme "${train[@]}" --train.output "$work/@.run" --precision.compute fp16
   step train.mpi 90 "$launch" -n 4 trireme "${train[@]}" --train.output "$work/@.run" --parallel.tensor 2 --parallel.zero 1
+  step train.mpi-graphs 90 "$launch" -n 2 trireme "${train[@]}" --train.output "$work/@.run" --parallel.tensor 2 \
+    --precision.compute bf16 --device.graphs true
 }
 
 layouts() {

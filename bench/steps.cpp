@@ -109,6 +109,8 @@ const char* group_of(const std::string& name) {
                                                             {"attention_backward", "attention"},
                                                             {"rotary", "attention"},
                                                             {"layer_norm", "norms"},
+                                                            {"add_layer_norm", "norms"},
+                                                            {"add_rms_norm", "norms"},
                                                             {"layer_norm_backward_input", "norms"},
                                                             {"layer_norm_backward_weight", "norms"},
                                                             {"layer_norm_backward", "norms"},

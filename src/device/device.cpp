@@ -116,18 +116,4 @@ void wait_for(Device& device) {
   device.check();
 }
 
-std::unique_ptr<Graph> capture(Device& device, const std::function<void()>& work) {
-  device.begin_capture();
-  try {
-    work();
-  } catch (...) {
-    try {
-      device.end_capture();
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): follows from the one under way
-    }
-    throw;
-  }
-  return device.end_capture();
-}
-
 }  // namespace trireme::device

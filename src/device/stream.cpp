@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/core/error.hpp"
+
 namespace trireme::device {
 namespace {
 
@@ -31,6 +33,9 @@ bool Event::done() const {
 
 void Event::wait() const {
   if (state_ == nullptr) return;
+  if (state_->captured_by != nullptr) {
+    return state_->captured_by->interrupt({.awaited = state_->number});
+  }
   const auto finished = [&] { return state_->done.load(std::memory_order_acquire); };
   std::optional<Section> section;
   if (!finished() && state_->stream->recorder_ != nullptr) {
@@ -159,6 +164,65 @@ void Stream::synchronize() {
     }
   }
   if (first) std::rethrow_exception(first);
+}
+
+void GraphSequence::end_graph() {
+  std::unique_ptr<Graph> graph = device_.end_capture();
+  if (graph->empty()) return;
+  steps_.push_back({.graph = std::move(graph)});
+  ++graphs_;
+}
+
+void GraphSequence::interrupt(Step step) {
+  end_graph();
+  steps_.push_back(std::move(step));
+  device_.begin_capture();
+}
+
+void GraphSequence::capture(const std::function<void()>& work) {
+  clear();
+  device_.begin_capture();
+  bool capturing = true;
+  try {
+    work();
+    capturing = false;
+    end_graph();
+  } catch (...) {
+    try {
+      if (capturing) device_.end_capture();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): follows from the one under way
+    }
+    clear();
+    throw;
+  }
+  events_.resize(operations_);
+}
+
+void GraphSequence::clear() {
+  steps_.clear();
+  operations_ = graphs_ = 0;
+}
+
+Event GraphSequence::start(std::function<Event()> operation) {
+  Event event;
+  event.state_ = std::make_shared<Event::State>();
+  event.state_->captured_by = this;
+  event.state_->number = operations_++;
+  interrupt({.operation = std::move(operation)});
+  return event;
+}
+
+void GraphSequence::launch() {
+  std::size_t started = 0;
+  for (const Step& step : steps_) {
+    if (step.graph) {
+      step.graph->launch();
+    } else if (step.operation) {
+      events_[started++] = step.operation();
+    } else {
+      events_[step.awaited].wait();
+    }
+  }
 }
 
 }  // namespace trireme::device

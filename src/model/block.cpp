@@ -42,12 +42,20 @@ template <class Layer>
 void ResidualBranch<Layer>::forward(const UnitContext& context, const Tensor& y,
                                     const Tensor& x) const {
   layer_.forward(context, normalize(context, x).wait());
-  add_residual(context, y, x);
+  project(context, y);
 }
 
 template <class Layer>
-void ResidualBranch<Layer>::add_residual(const UnitContext& context, const Tensor& y,
-                                         const Tensor& x) const {
+void ResidualBranch<Layer>::forward_sum(const UnitContext& context, const Tensor& y,
+                                        const Tensor& x, const Tensor& a, const Tensor& b) const {
+  const Tensor normed = context.full(normed_);
+  norm_.forward_sum(context, context.local(normed), x, a, b);
+  layer_.forward(context, gather_rows(context, normed).wait());
+  project(context, y);
+}
+
+template <class Layer>
+void ResidualBranch<Layer>::project(const UnitContext& context, const Tensor& y) const {
   const Summand partial = partial_.of(context, y);
   const std::vector<params::Range> chunks = row_chunks(context.shares, context.batch.tokens());
   std::vector<RowSum> sums;
@@ -59,7 +67,6 @@ void ResidualBranch<Layer>::add_residual(const UnitContext& context, const Tenso
   }
   for (const RowSum& sum : sums) sum.finish(context);
   dropout_.forward(context, y);
-  context.ops.add(y, x, y);
 }
 
 template <class Layer>
@@ -120,7 +127,8 @@ void Block::plan(UnitPlan& plan) {
 void Block::forward(const UnitContext& context, const Tensor& y, const Tensor& x) const {
   const Tensor middle = context.local(middle_);
   attention_.forward(context, middle, x);
-  mlp_.forward(context, y, middle);
+  mlp_.forward_sum(context, y, middle, x, middle);
+  context.ops.add(y, middle, y);
 }
 
 void Block::recompute(const UnitContext& context, const Tensor& x) const {
@@ -131,7 +139,8 @@ void Block::recompute(const UnitContext& context, const Tensor& x) const {
   if (kept) second = mlp_.recompute(context, middle);
   const RowGather first = attention_.recompute(context, x);
   if (!kept) {
-    attention_.add_residual(context, middle, x);
+    attention_.project(context, middle);
+    context.ops.add(middle, x, middle);
     second = mlp_.recompute(context, middle);
   }
   first.wait();

@@ -33,6 +33,14 @@ void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x)
   context.ops.norm(y, mean, rstd, x, gain, bias, epsilon_);
 }
 
+void Norm::forward_sum(const UnitContext& context, const Tensor& y, const Tensor& sum,
+                       const Tensor& a, const Tensor& b) const {
+  const Tensor rstd = statistic(context, rstd_);
+  const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
+  const Tensor bias = bias_ >= 0 ? context.values(bias_) : Tensor();
+  context.ops.add_norm(y, mean, rstd, sum, a, b, context.values(weight_), bias, epsilon_);
+}
+
 void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
                     const Tensor& dy, const Tensor& x, const Tensor& residual) const {
   const Tensor rstd = statistic(context, rstd_);

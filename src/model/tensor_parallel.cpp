@@ -1,6 +1,8 @@
 #include "trireme/model/tensor_parallel.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "trireme/comm/progress.hpp"
 
@@ -38,35 +40,50 @@ int add_weight(params::ParameterTable& table, int unit, const std::string& name,
 
 Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
 
-/// The operation that `event` ends advances from now on without its waiter.
-device::Event in_flight(const UnitContext& context, device::Event event) {
-  if (context.tensor.progress != nullptr) context.tensor.progress->wake();
-  return event;
+/// Starts `operation`, which then advances without its waiter; in a capture, in each launch. It may
+/// refer to the context's `tensor`, and to nothing else that ends before the graphs.
+device::Event start(const UnitContext& context, std::function<device::Event()> operation) {
+  auto started = [operation = std::move(operation), progress = context.tensor.progress] {
+    device::Event event = operation();
+    if (progress != nullptr) progress->wake();
+    return event;
+  };
+  device::GraphSequence* const capture = context.tensor.capture;
+  return capture != nullptr ? capture->start(std::move(started)) : started();
+}
+
+/// All-reduces `value` in place.
+device::Event start_sum(const UnitContext& context, const Tensor& value,
+                        comm::Reduction reduction) {
+  return start(context, [&tensor = context.tensor, value = flat(value), reduction] {
+    return tensor.group.all_reduce(value, reduction, tensor.stream);
+  });
 }
 
 }  // namespace
 
 RowGather gather_rows(const UnitContext& context, const Tensor& full) {
-  comm::Communicator& group = context.tensor.group;
-  if (!context.shares.sequence_parallel || group.size() == 1) return {full, {}};
-  return {full, in_flight(context, group.all_gather_v(flat(full), flat(context.local(full)),
-                                                      row_counts(context, full.extent(1)),
-                                                      context.tensor.stream))};
+  const TensorGroup& tensor = context.tensor;
+  if (!context.shares.sequence_parallel || tensor.group.size() == 1) return {full, {}};
+  return {full, start(context, [&tensor, full = flat(full), own = flat(context.local(full)),
+                                counts = row_counts(context, full.extent(1))] {
+            return tensor.group.all_gather_v(full, own, counts, tensor.stream);
+          })};
 }
 
 RowSum sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial) {
-  comm::Communicator& group = context.tensor.group;
-  if (group.size() == 1) return {local, partial, {}};
+  const TensorGroup& tensor = context.tensor;
+  if (tensor.group.size() == 1) return {local, partial, {}};
   if (!context.shares.sequence_parallel) {
-    return {local, partial,
-            in_flight(context, group.all_reduce(flat(partial), comm::Reduction::sum,
-                                                context.tensor.stream))};
+    return {local, partial, start_sum(context, partial, comm::Reduction::sum)};
   }
   const Tensor sum = partial.type() == local.type() ? local : context.local(partial);
   return {local, sum,
-          in_flight(context, group.reduce_scatter_v(flat(sum), flat(partial),
-                                                    row_counts(context, partial.extent(1)),
-                                                    comm::Reduction::sum, context.tensor.stream))};
+          start(context, [&tensor, sum = flat(sum), partial = flat(partial),
+                          counts = row_counts(context, partial.extent(1))] {
+            return tensor.group.reduce_scatter_v(sum, partial, counts, comm::Reduction::sum,
+                                                 tensor.stream);
+          })};
 }
 
 void RowSum::finish(const UnitContext& context) const {
@@ -89,7 +106,7 @@ std::vector<params::Range> row_chunks(const Shares& shares, std::int64_t rows) {
 void reduce_over_tensor(const UnitContext& context, const Tensor& value,
                         comm::Reduction reduction) {
   if (context.tensor.group.size() == 1) return;
-  context.tensor.group.all_reduce(flat(value), reduction, context.tensor.stream).wait();
+  start_sum(context, value, reduction).wait();
 }
 
 int tree_levels(const params::Tiles& tiles) {

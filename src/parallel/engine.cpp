@@ -65,7 +65,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       losses_read_(ledger, device::Use::batch, losses_),
       set_sums_(static_cast<std::size_t>(stage.sets())),
       frequencies_(stage.model().frequencies()),
-      graphs_(ledger, options.graphs && !options.trace && groups.tensor.size() == 1),
+      graphs_(ledger, options.graphs && !options.trace),
       continuing_(find_continuing()) {
   tensor_stream_.record_waits(recorder, "wait for tensor ranks");
   if (frequencies_ && !device_.is_host()) {
@@ -258,13 +258,15 @@ std::size_t Engine::compute_from(std::size_t begin) {
                                    : !forward  ? "backward"
                                                : "forward and backward");
   prepare(actions[begin]);
-  const auto work = [&] {
+  const auto work = [&](device::GraphSequence* capture) {
+    tensor_.capture = capture;
     for (std::size_t i = begin; i < end; ++i) compute(actions[i]);
+    tensor_.capture = nullptr;
   };
   if (train) {
     graphs_.queue(begin, work);
   } else {
-    work();
+    work(nullptr);
   }
   if (progress_ && state_.gradients_sharded()) progress_->wake();  // prepare may have enqueued
   return end;

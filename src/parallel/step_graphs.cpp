@@ -24,29 +24,30 @@ void StepGraphs::begin_step(const Pattern& pattern) {
   }
 }
 
-void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
-  if (current_ == nullptr || !current_->queued) return work();
+void StepGraphs::queue(std::size_t number, const Work& work) {
+  if (current_ == nullptr || !current_->queued) return work(nullptr);
   const std::uint64_t added = ledger_.times_added(device::Use::workspace);
   if (added != added_) {
     for (auto& [known, step] : steps_) step.graphs.clear();
   }
   added_ = added;
-  std::unique_ptr<device::Graph>& graph = current_->graphs[number];
-  if (graph == nullptr) {
+  std::unique_ptr<device::GraphSequence>& graphs = current_->graphs[number];
+  if (graphs == nullptr) {
     try {
-      graph = device::capture(*device_, work);
-      ++captured_;
+      graphs = std::make_unique<device::GraphSequence>(*device_);
+      graphs->capture([&] { work(graphs.get()); });
+      captured_ += graphs->graphs();
     } catch (const Error& error) {
       // Nothing was executed. Graphs that were launched keep their resources until they end.
       refusal_ = error.what();
       device_ = nullptr;
       forget();
-      return work();
+      return work(nullptr);
     }
   }
-  const device::Range range("launch of a graph");
-  graph->launch();
-  ++launched_;
+  const device::Range range("launch of graphs");
+  graphs->launch();
+  launched_ += graphs->graphs();
 }
 
 }  // namespace trireme::parallel

@@ -71,11 +71,11 @@ grep -q 'an error with "quotes"' logs/suite.Norm.log || fail "the log of the fai
 program trireme_test_cuda 'exit 0'
 program nccl_cuda '[ -z "${NCCL_HOSTID-}" ]'
 program launch 'case " $* " in *HOSTID*) exit 1 ;; *nccl_cuda*) exit 0 ;; esac; exec "$TRIREME_MPIEXEC" "$@"'
-program trireme 'args=("$@"); for i in "${!args[@]}"; do case ${args[i]} in cuda) args[i]=cpu ;; 20) args[i]=2 ;; esac; done
+program trireme 'args=("$@"); for i in "${!args[@]}"; do case ${args[i]} in cuda) args[i]=cpu ;; fp16) args[i]=bf16 ;; 20) args[i]=2 ;; esac; done
 exec "$TRIREME" "${args[@]}"'
 export OUT=$work/all STEP_SECONDS=60
 run 0 correctness
-for name in info prepare train.fp32 train.bf16 train.graphs train.mpi; do
+for name in info prepare train.fp32 train.bf16 train.graphs train.fp16 train.mpi train.mpi-graphs; do
   step $name | grep -q '"outcome": "passed"' || fail "$(step $name)"
 done
 tar -xzf "$OUT/logs.tar.gz" -C "$work"

@@ -8,6 +8,7 @@
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/device.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/device/stream.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 
 #include "harness.hpp"
@@ -123,9 +124,10 @@ TEST(CudaDevice, GraphsHoldTheQueuedWork) {
       while (fence && !fence->reached()) std::this_thread::yield();
     }
   });
-  std::unique_ptr<device::Graph> graph;
+  std::unique_ptr<device::GraphSequence> graph;
   for (int i = 0; i < 100; ++i) {
-    graph = device::capture(device, [&] { ops.scale_by(y, factor); });
+    graph = std::make_unique<device::GraphSequence>(device);
+    graph->capture([&] { ops.scale_by(y, factor); });
   }
   ends = true;
   other.join();
@@ -143,17 +145,20 @@ TEST(CudaDevice, FailedCapturesLeaveTheDeviceUnchanged) {
   device::MemoryLedger ledger(device);
   const device::Buffer memory(ledger, device::Use::workspace, sizeof(float));
   const Tensor y = memory.view(DType::f32, {1});
-  EXPECT_THROW(device::capture(device,
-                               [&] {
-                                 tested_ops().fill(y, 5);
-                                 device.synchronize();
-                               }),
+  device::GraphSequence graph(device);
+  EXPECT_THROW(graph.capture([&] {
+    tested_ops().fill(y, 5);
+    device.synchronize();
+  }),
                Error);
   float read = 1;
   device::read(device, &read, y);
   EXPECT_EQ(read, 0);
-  const auto graph = device::capture(device, [&] { tested_ops().fill(y, 5); });
-  graph->launch();
+  graph.capture([&] {});
+  graph.launch();
+  EXPECT_EQ(graph.graphs(), 0U);
+  graph.capture([&] { tested_ops().fill(y, 5); });
+  graph.launch();
   device::read(device, &read, y);
   EXPECT_EQ(read, 5);
 }

@@ -443,6 +443,7 @@ TEST(Launches, AreAsManyAsStepsAreCountedWith) {
   for (const bool centered : {true, false}) {
     const Tensor mean_of = centered ? mean : Tensor(), dbias_of = centered ? dbias : Tensor();
     ops.norm(y, mean_of, rstd, x, gain, {}, 1e-5F);
+    ops.add_norm(y, mean_of, rstd, x, x, dy, gain, {}, 1e-5F);
     ops.norm_backward_input(y, dy, x, gain, mean_of, rstd, {});
     ops.norm_backward_weight(dgain, dbias_of, dy, x, mean_of, rstd);
     ops.norm_backward(y, dgain, dbias_of, dy, x, gain, mean_of, rstd, dy);
@@ -458,7 +459,7 @@ TEST(Launches, AreAsManyAsStepsAreCountedWith) {
   std::vector<float> many(5000, 1.0F);
   ops.add_squares(Tensor(total, {1}), Tensor(many.data(), {5000}));
   ops.adamw(y, dy, x, tensor(9), {});
-  EXPECT_EQ(checked.calls, 24);
+  EXPECT_EQ(checked.calls, 26);
 }
 
 TEST(Emulator, FindsThreadsThatWaitForever) {

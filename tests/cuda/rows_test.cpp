@@ -107,8 +107,8 @@ struct Rows {
 };
 // One warp, several warps, a row too long to be kept in registers, odd rows and strides.
 std::vector<Rows> row_shapes() {
-  return {{1, 1, 0},    {7, 13, 0},    {9, 64, 8},   {5, 1001, 3}, {3, 2048, 0},
-          {2, 4097, 7}, {2, 13001, 1}, {2, 9000, 0}, {0, 16, 0}};
+  return {{1, 1, 0},    {7, 13, 0},   {9, 64, 8},    {5, 1001, 3}, {3, 2048, 0},
+          {6, 1600, 0}, {2, 4097, 7}, {2, 13001, 1}, {2, 9000, 0}, {0, 16, 0}};
 }
 
 TEST(Norm, LayerNorm) {
@@ -125,6 +125,38 @@ TEST(Norm, LayerNorm) {
           .check([&](Ops& ops, const Tensors& t) {
             ops.norm(t[3], t[4], t[5], t[0], t[1], bias ? t[2] : Tensor(), 1e-5F);
           });
+    }
+  }
+}
+
+/// Without any difference to add and norm, on each backend.
+TEST(Norm, OfASum) {
+  for (const Rows& s : row_shapes()) {
+    for (const bool centered : {true, false}) {
+      for (const std::size_t sum : {0, 1, 7}) {  // in place, or apart
+        Case test(centered ? "add_layer_norm" : "add_rms_norm");
+        for (int i = 0; i < 3; ++i) test.inout({s.rows, s.columns}, 3);
+        test.in({s.columns}).inout({s.rows, s.columns});
+        for (int i = 0; i < 2; ++i) test.inout({s.rows}, 1, 0, Kind::f32);
+        for (int i = 0; i < 2; ++i) test.inout({s.rows, s.columns});
+        for (int i = 0; i < 2; ++i) test.inout({s.rows}, 1, 0, Kind::f32);
+        test.within(0).narrow_within(0).check([&](Ops& ops, const Tensors& t) {
+          const Tensor bias = centered ? t[3] : Tensor();
+          const auto of_one = [&](const Tensor& mean) { return centered ? mean : Tensor(); };
+          ops.add(t[2], t[0], t[1]);
+          ops.norm(t[4], of_one(t[5]), t[6], t[2], t[3], bias, 1e-5F);
+          ops.add_norm(t[8], of_one(t[9]), t[10], t[sum], t[0], t[1], t[3], bias, 1e-5F);
+          const auto subtract = [&](std::size_t from, std::size_t other) {
+            ops.scale(t[other], -1);
+            ops.add(t[from], t[from], t[other]);
+            ops.copy(t[other], t[from]);
+          };
+          subtract(sum, 2);
+          subtract(8, 4);
+          subtract(10, 6);
+          if (centered) subtract(9, 5);
+        });
+      }
     }
   }
 }

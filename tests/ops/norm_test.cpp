@@ -82,6 +82,30 @@ TEST_P(NormTest, ForwardAgreesWithFp64) {
   }
 }
 
+TEST_P(NormTest, OfASumHasTheBitsOfSumAndNorm) {
+  for (const Sizes& s : {Sizes{1, 1, 0}, Sizes{7, 37, 0}, Sizes{65, 384, 0}}) {
+    for (const bool centered : {true, false}) {
+      for (const int in_place : {0, 1, 2}) {  // no, into a, into b
+        Array a = random_array({s.rows, s.columns}, 1), b = random_array({s.rows, s.columns}, 2);
+        Array gain = random_array({s.columns}, 3), bias = random_array({s.columns}, 4);
+        Array apart({s.rows, s.columns}), expected_sum({s.rows, s.columns});
+        Array y({s.rows, s.columns}), expected({s.rows, s.columns});
+        Array mean({s.rows}), rstd({s.rows}), expected_mean({s.rows}), expected_rstd({s.rows});
+        const Tensor biases = centered ? Tensor(bias) : Tensor();
+        ops->add(expected_sum, a, b);
+        ops->norm(expected, centered ? Tensor(expected_mean) : Tensor(), expected_rstd,
+                  expected_sum, gain, biases, 1e-5F);
+        Array& sum = in_place == 0 ? apart : in_place == 1 ? a : b;
+        ops->add_norm(y, centered ? Tensor(mean) : Tensor(), rstd, sum, a, b, gain, biases, 1e-5F);
+        expect_same_bits(sum, expected_sum, "sum");
+        expect_same_bits(y, expected, "norm of a sum");
+        if (centered) expect_same_bits(mean, expected_mean, "mean");
+        expect_same_bits(rstd, expected_rstd, "rstd");
+      }
+    }
+  }
+}
+
 TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
   for (const Sizes& s : sizes) {
     for (const bool centered : {true, false}) {

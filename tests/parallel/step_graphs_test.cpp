@@ -25,6 +25,9 @@ struct Counter {
     return result;
   }
   void step(const std::function<void()>& work) {
+    step([&](device::GraphSequence*) { work(); });
+  }
+  void step(const StepGraphs::Work& work) {
     graphs.begin_step({0});
     graphs.queue(0, work);
   }
@@ -36,6 +39,76 @@ struct Counter {
   Tensor number = memory.view(DType::i64, {1});
   StepGraphs graphs{ledger, true};
 };
+
+/// Doubles the number when it is polled.
+class Doubling final : public device::Operation {
+ public:
+  Doubling(Counter& counter, device::Queue& queue) : counter_(counter), queue_(queue) {}
+  void start() override {
+    std::int64_t value = 0;
+    queue_.copy(&value, counter_.number.data(), sizeof(value));
+    value *= 2;
+    queue_.copy(counter_.number.data(), &value, sizeof(value));
+    queue_.synchronize();
+  }
+  bool test() override { return true; }
+
+ private:
+  Counter& counter_;
+  device::Queue& queue_;
+};
+
+/// One more, doubled, one more: as a tensor rank computes, sums over ranks, and computes.
+TEST(StepGraphs, OperationsOfStreamsAreDoneInEveryLaunch) {
+  Counter own(9);
+  device::Stream stream(own.device);
+  int calls = 0, doubled = 0;
+  const StepGraphs::Work work = [&](device::GraphSequence* capture) {
+    const auto start = [&] {
+      ++doubled;
+      return stream.enqueue(std::make_unique<Doubling>(own, stream.queue()));
+    };
+    ++calls;
+    own.add();
+    const device::Event done = capture != nullptr ? capture->start(start) : start();
+    done.wait();
+    own.add();
+  };
+  std::int64_t expected = 0;
+  for (int step = 1; step <= 4; ++step) {
+    own.step(work);
+    expected = 2 * (expected + 1) + 1;
+    EXPECT_EQ(own.value(), expected) << "step " << step;
+    EXPECT_EQ(doubled, step);
+  }
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(own.graphs.captured(), 2U);
+  EXPECT_EQ(own.graphs.launched(), 6U);
+}
+
+/// What was captured before a forbidden operation is not done twice.
+TEST(StepGraphs, ARefusedPieceLeavesNothingDone) {
+  Counter own(10);
+  device::Stream stream(own.device);
+  int calls = 0;
+  const StepGraphs::Work work = [&](device::GraphSequence* capture) {
+    const auto start = [&] {
+      return stream.enqueue(std::make_unique<Doubling>(own, stream.queue()));
+    };
+    own.add();
+    (capture != nullptr ? capture->start(start) : start()).wait();
+    own.add();
+    if (++calls == 2) own.device.synchronize();
+  };
+  std::int64_t expected = 0;
+  for (int step = 1; step <= 4; ++step) {
+    own.step(work);
+    expected = 2 * (expected + 1) + 1;
+    EXPECT_EQ(own.value(), expected) << "step " << step;
+  }
+  EXPECT_FALSE(own.graphs.active());
+  EXPECT_EQ(own.graphs.launched(), 0U);
+}
 
 /// Every step counts once, whatever happens to the capture in the second step.
 TEST(StepGraphs, AForbiddenOperationEndsTheCaptureAndIsStillDone) {

@@ -227,6 +227,7 @@ class SimulatedDevice final : public device::Device {
     void launch() override {
       for (const Task& task : tasks_) device_.push(0, task);
     }
+    bool empty() const override { return tasks_.empty(); }
 
    private:
     SimulatedDevice& device_;

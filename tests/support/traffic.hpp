@@ -87,6 +87,14 @@ class CountingOps final : public ops::ForwardingOps<CountingOps> {
     t.read = bytes(x) + bytes(gain) + bytes(bias);
     t.written = bytes(y) + bytes(mean) + bytes(rstd);
   }
+  /// add_norm
+  void count(Traffic& t, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& sum,
+             const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+             float epsilon) const {
+    count(t, y, mean, rstd, a, gain, bias, epsilon);
+    t.read += bytes(b);
+    t.written += bytes(sum);
+  }
   /// norm_backward_input
   void count(Traffic& t, const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& gain,
              const Tensor& mean, const Tensor& rstd, const Tensor& residual) const {

@@ -28,7 +28,7 @@ struct DeviceConfig {
         "and on Hopper takes 2 bytes of work space for each pair of tokens, by sequence and head");
     fields.add("graphs", graphs,
                "CUDA: capture what a step computes into graphs, of which each costs one launch; "
-               "without tensor groups and without train.trace");
+               "without train.trace");
   }
 };
 

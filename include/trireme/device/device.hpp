@@ -99,6 +99,8 @@ class Graph : public Interface {
  public:
   /// Queues all of it behind the computation so far.
   virtual void launch() = 0;
+  /// Whether nothing was captured.
+  virtual bool empty() const = 0;
 };
 
 /// A device as one rank uses it, and as a queue that of its computation.
@@ -162,8 +164,5 @@ void read(Device& device, void* to, const Tensor& tensor);
 void write(Device& device, const Tensor& tensor, const void* from);
 /// Waits for all computation queued so far. Throws Error where some of it failed.
 void wait_for(Device& device);
-/// What `work` queues for computation on a device that captures, none of which is done. Throws what
-/// `work` throws, and as Device::end_capture.
-std::unique_ptr<Graph> capture(Device& device, const std::function<void()>& work);
 
 }  // namespace trireme::device

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/device.hpp"
@@ -31,6 +33,7 @@ class Operation : public Interface {
   virtual std::uint64_t steps() const { return 0; }
 };
 
+class GraphSequence;
 class Stream;
 
 /// Whether one operation has finished. Copies share the state. A default Event is finished.
@@ -44,12 +47,15 @@ class Event {
   void check() const;
 
  private:
+  friend class GraphSequence;
   friend class Stream;
   struct State {
     std::atomic<bool> done{false};
     std::exception_ptr error;
     std::shared_ptr<Fence> end;  // of queued work
     Stream* stream = nullptr;
+    GraphSequence* captured_by = nullptr;  // it stands for an operation of every launch
+    std::size_t number = 0;                // among that sequence's operations
   };
   std::shared_ptr<State> state_;
 };
@@ -99,6 +105,42 @@ class Stream {
   mutable std::mutex queue_mutex_;   // guards queue_
   std::mutex poll_mutex_;            // held by the one thread that polls
   std::deque<Entry> queue_;
+};
+
+/// Computation with operations of streams in between, captured as graphs and repeated: of each run
+/// of computation one launch, of each operation a new one. Used by the thread that uses the device.
+class GraphSequence {
+ public:
+  explicit GraphSequence(Device& device) : device_(device) {}
+  GraphSequence(const GraphSequence&) = delete;
+  GraphSequence& operator=(const GraphSequence&) = delete;
+
+  /// Captures what `work` queues for computation, and the operations that it passes to start,
+  /// instead of what was captured before; none of it is done. Throws what `work` throws, and as
+  /// Device::end_capture; then the sequence is empty.
+  void capture(const std::function<void()>& work);
+  /// While capturing: `operation` is called in every launch at this place, after the computation so
+  /// far. A wait for the result becomes a wait for that launch's event.
+  Event start(std::function<Event()> operation);
+  /// Does all of it: computation is queued, and operations are called and waited for.
+  void launch();
+  std::size_t graphs() const { return graphs_; }
+
+ private:
+  friend class Event;
+  /// One of these: a graph; an operation; or a wait for an operation's event.
+  struct Step {
+    std::unique_ptr<Graph> graph;
+    std::function<Event()> operation;
+    std::size_t awaited = 0;
+  };
+  void clear();
+  void end_graph();  // of the computation so far
+  void interrupt(Step step);
+  Device& device_;
+  std::vector<Step> steps_;
+  std::vector<Event> events_;  // of the last launch, by operation
+  std::size_t operations_ = 0, graphs_ = 0;
 };
 
 }  // namespace trireme::device

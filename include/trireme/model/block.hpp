@@ -125,7 +125,7 @@ class Mlp : public Region {
   bool gated_;
 };
 
-/// y = x + dropout(layer(norm(x))); `Layer` is Attention or Mlp.
+/// x + y with y = dropout(layer(norm(x))); `Layer` is Attention or Mlp. The block adds x.
 template <class Layer>
 class ResidualBranch {
  public:
@@ -136,11 +136,14 @@ class ResidualBranch {
         dropout_(config.dropout, dropout_stream) {}
   void plan(UnitPlan& plan);
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
+  /// The same for x = a + b, which may be a or b.
+  void forward_sum(const UnitContext& context, const Tensor& y, const Tensor& x, const Tensor& a,
+                   const Tensor& b) const;
   /// Recomputes what the plan rebuilds, but y. The norm may still be in flight.
   [[nodiscard]] RowGather recompute(const UnitContext& context, const Tensor& x) const;
   /// y, from what forward or recompute left in the layer.
-  void add_residual(const UnitContext& context, const Tensor& y, const Tensor& x) const;
-  /// dx = dy, and the gradient through the layer. dx may be dy.
+  void project(const UnitContext& context, const Tensor& y) const;
+  /// dx = dy + the gradient through the layer: that of x + y. dx may be dy.
   void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
                 const Tensor& x) const;
 

@@ -17,6 +17,9 @@ class Norm {
   /// `cost`: of the statistics, which forward writes.
   void plan(UnitPlan& plan, RecomputeCost cost);
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
+  /// The same of sum = a + b, which may be a or b.
+  void forward_sum(const UnitContext& context, const Tensor& y, const Tensor& sum, const Tensor& a,
+                   const Tensor& b) const;
   /// Adds to the gradients of gain and bias; dx = gradient, plus `residual` [r, C] unless absent.
   void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
                 const Tensor& x, const Tensor& residual) const;

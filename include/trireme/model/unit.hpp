@@ -237,7 +237,9 @@ struct TensorGroup {
   comm::Communicator& group;
   comm::Communicator& kv;  // ranks among which a key/value head may be shared
   device::Stream& stream;
-  comm::Progress* progress = nullptr;  // advances the stream while the rank computes
+  comm::Progress* progress = nullptr;        // advances the stream while the rank computes
+  device::GraphSequence* capture = nullptr;  // takes the group's operations, where computation is
+                                             // captured
 };
 
 /// Arguments of every call of a unit.

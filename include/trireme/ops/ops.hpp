@@ -138,6 +138,11 @@ class Ops : public Interface {
   /// and Sennrich, 2019): y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon).
   virtual void norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                     const Tensor& gain, const Tensor& bias, float epsilon) = 0;
+  /// add(sum, a, b), then norm of `sum`, with the bits of both but without reading `sum` again.
+  /// sum may be a or b.
+  virtual void add_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& sum,
+                        const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+                        float epsilon) = 0;
   /// dx = the gradient for x, plus `residual` [R, C] unless absent: the gradient that reaches x
   /// beside the norm. It may be dx.
   virtual void norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,

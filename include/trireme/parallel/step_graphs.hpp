@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "trireme/device/device.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/device/stream.hpp"
 
 namespace trireme::parallel {
 
@@ -35,17 +35,20 @@ class StepGraphs {
 
   /// All that is queued until the next call is a step of this pattern.
   void begin_step(const Pattern& pattern);
-  /// Queues the computation of `work`, which is the same in every step of the pattern under the
-  /// same number. The first such step calls `work`, later ones launch its graph. Work space moves
-  /// when it grows; then all graphs are captured again. `work` has no other lasting effect.
-  void queue(std::size_t number, const std::function<void()>& work);
+  /// What is queued: a computation. `capture`, unless null, takes the operations of streams that
+  /// come in between.
+  using Work = std::function<void(device::GraphSequence* capture)>;
+  /// Queues `work`, which is the same in every step of the pattern under the same number. The first
+  /// such step calls it, later ones launch its graphs. Work space moves when it grows; then all
+  /// graphs are captured again. `work` has no other lasting effect.
+  void queue(std::size_t number, const Work& work);
   /// Drops all graphs: later steps differ from those so far.
   void forget();
 
  private:
   struct Step {
     bool queued = false;  // once, so that libraries are loaded and work space has grown
-    std::map<std::size_t, std::unique_ptr<device::Graph>> graphs;  // by number
+    std::map<std::size_t, std::unique_ptr<device::GraphSequence>> graphs;  // by number
   };
   device::MemoryLedger& ledger_;
   device::Device* device_;  // null: not active

@@ -41,6 +41,10 @@ class CpuOps final : public Ops {
     if (parameter.type() == DTypeOf<T>::value) return nullptr;
     return scratch<T>(static_cast<std::size_t>(elements));
   }
+  /// norm, or with `a` and `b` add_norm of x.
+  void normalize(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                 const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+                 float epsilon);
   // Products of fp32 and of bf16 factors, whose shapes are checked, without row sums.
   void float_matmuls(std::span<const Matmul> products);
   void narrow_matmuls(std::span<const Matmul> products);

@@ -1,5 +1,6 @@
 // LayerNorm and RMSNorm; and sums over rows, gradients of norm weights and of biases, in an order
 // that does not depend on the threads.
+// Long because these kernels share the passes over a row.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -107,6 +108,14 @@ void norm_rows(const Rows<T>& y, float* mean, float* rstd, const Rows<T>& x, con
   }
 }
 TRIREME_INSTANCES(norm_rows);
+
+/// y = a + b; y may be a or b.
+template <class T>
+void add_elements(std::size_t n, T* y, const T* a, const T* b) {
+  map_out(
+      false, n, y, [](Floats x, Floats z) HWY_ATTR { return hn::Add(x, z); }, a, b);
+}
+TRIREME_INSTANCES(add_elements);
 
 /// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − centered·mean(g) − h·mean(g·h));
 /// `centered` is 1 for LayerNorm and 0 for RMSNorm, whose mean is 0.
@@ -226,6 +235,7 @@ HWY_AFTER_NAMESPACE();
 namespace trireme::ops {
 
 TRIREME_EXPORT(norm_rows);
+TRIREME_EXPORT(add_elements);
 TRIREME_EXPORT(norm_backward_row);
 TRIREME_EXPORT(column_sum_tile);
 TRIREME_EXPORT(norm_weight_tile);
@@ -233,9 +243,27 @@ HWY_EXPORT(accumulate);
 
 void CpuOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                   const Tensor& gain, const Tensor& bias, float epsilon) {
+  normalize(y, mean, rstd, x, {}, {}, gain, bias, epsilon);
+}
+
+void CpuOps::add_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& sum,
+                      const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+                      float epsilon) {
+  TRIREME_ASSERT(a && b, "add_norm of one tensor");
+  normalize(y, mean, rstd, sum, a, b, gain, bias, epsilon);
+}
+
+void CpuOps::normalize(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                       const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+                       float epsilon) {
+  // Rows that are added at once, which stay in a core's cache until they are normalized.
+  constexpr std::int64_t together = 4;
   with_storage(x.type(), [&]<class T>(T) {
     const Rows<T> out = rows_of<T>(y), in = rows_of<T>(x);
     check_same_rows(out, in, "norm");
+    T* const sum = a ? flat<T>(x, x.elements()) : nullptr;
+    const T* const first = a ? flat<T>(a, x.elements()) : nullptr;
+    const T* const second = a ? flat<T>(b, x.elements()) : nullptr;
     float* means = flat_or_null(mean, in.rows);
     float* rstds = flat(rstd, in.rows);
     TRIREME_ASSERT(mean || !bias, "a bias and no mean");
@@ -247,10 +275,19 @@ void CpuOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const
         read_as(bias, in.columns,
                 rounded_scratch == nullptr ? rounded_scratch : rounded_scratch + in.columns);
     const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
-    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
+    const auto rows = [&](std::int64_t begin, std::int64_t end) {
       TRIREME_KERNEL(norm_rows, T)
       (out.from(begin, end), means == nullptr ? means : means + begin, rstds + begin,
        in.from(begin, end), gains, biases, epsilon, streamed);
+    };
+    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
+      if (!a) rows(begin, end);
+      for (std::int64_t r = begin; a && r < end; r += together) {
+        const std::int64_t last = std::min(r + together, end), at = r * in.columns;
+        TRIREME_KERNEL(add_elements, T)
+        (static_cast<std::size_t>((last - r) * in.columns), sum + at, first + at, second + at);
+        rows(r, last);
+      }
       end_stream(streamed);
     });
   });

@@ -116,6 +116,19 @@ void CudaOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, cons
   norm_forward(matrix_like(y, norm.x, "norm"), norm, epsilon, stream_);
 }
 
+void CudaOps::add_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& sum,
+                       const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+                       float epsilon) {
+  TRIREME_ASSERT(gain && (mean || !bias), "add_norm without gain, or with a bias and no mean");
+  const Norm norm = norm_of(sum, gain, bias, mean, rstd);
+  if (norm.x.columns > largest_held_row) {
+    add(sum, a, b);
+    return this->norm(y, mean, rstd, sum, gain, bias, epsilon);
+  }
+  add_norm_forward(matrix_like(y, norm.x, "add_norm"), norm, matrix_like(a, norm.x, "add_norm"),
+                   matrix_like(b, norm.x, "add_norm"), epsilon, stream_);
+}
+
 void CudaOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                   const Tensor& gain, const Tensor& mean, const Tensor& rstd,
                                   const Tensor& residual) {

@@ -72,6 +72,9 @@ struct Norm {
   float* rstd = nullptr;
 };
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream);
+/// The same for norm.x = a + b, which it writes; rows of at most largest_held_row.
+void add_norm_forward(const Matrix& y, const Norm& norm, const Matrix& a, const Matrix& b,
+                      float epsilon, CUstream_st* stream);
 /// Data of `residual` null: none.
 void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, const Matrix& residual,
                    CUstream_st* stream);

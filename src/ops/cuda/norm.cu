@@ -40,6 +40,11 @@ class Row {
       }
     }
   }
+  /// What get returns from now on, rounded to T.
+  __device__ void set(const float (&x)[pack], int k) {
+    static_assert(Packs > 0);
+    repack(packs_[k], x);
+  }
   /// Elements past the row's end are 0.
   __device__ void get(float (&x)[pack], int k) const {
     if constexpr (Packs > 0) {
@@ -57,7 +62,7 @@ class Row {
   View<T> from_;
   int columns_;
   std::int64_t r_ = 0;
-  PackWords<std::remove_const_t<T>> packs_[Packs > 0 ? Packs : 1];
+  PackWords<std::remove_const_t<T>> packs_[Packs > 0 ? Packs : 1] = {};
 };
 
 /// body(k, column, count) for a thread's packs of a row.
@@ -75,21 +80,33 @@ __device__ inline void for_packs_of_row(int columns, const Body& body) {
   }
 }
 
-template <class T, bool Centered, int Threads, int Packs>
-__global__ void norm_forward_kernel(View<T> y, View<T> x, View<const T> gain, View<const T> bias,
-                                    Parameters p, float epsilon) {
+/// With Adds x + other is normalized, and written to `sum`.
+template <class T, bool Centered, bool Adds, int Threads, int Packs>
+__global__ void norm_forward_kernel(View<T> y, View<T> x, View<T> other, View<T> sum_of,
+                                    View<const T> gain, View<const T> bias, Parameters p,
+                                    float epsilon) {
   __shared__ float scratch[block_warps];
   const auto count_of_row = static_cast<float>(p.columns);
   const bool biased = Centered && bias.data != nullptr;
-  Row<T, Threads, Packs> row(x, p.columns);
+  Row<T, Threads, Packs> row(x, p.columns), added(other, p.columns);
   Row<const T, Threads, Packs> gains(gain, p.columns), biases(bias, p.columns);
   gains.read(0);
   if (biased) biases.read(0);
   for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
     float v[pack], sum = 0;
     row.read(r);
-    for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int /*c*/, int /*count*/) {
+    if constexpr (Adds) added.read(r);
+    for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int c, int count) {
       row.get(v, k);
+      if constexpr (Adds) {
+        float w[pack];
+        added.get(w, k);
+#pragma unroll
+        for (int i = 0; i < pack; ++i) v[i] += w[i];
+        row.set(v, k);
+        sum_of.store(v, r, c, count);
+        row.get(v, k);
+      }
       if constexpr (!Centered) {
 #pragma unroll
         for (int i = 0; i < pack; ++i) v[i] *= v[i];
@@ -258,6 +275,14 @@ void with_held_row(std::int64_t columns, const Use& use) {
   use(GroupSize<256>{}, Held<4>{});
 }
 
+/// The same for forward, where a warp has room for a longer row, and needs no barriers. norm and
+/// add_norm share it, so that both have the same bits.
+template <class Use>
+void with_forward_row(std::int64_t columns, const Use& use) {
+  if (columns > 1024 && columns <= 1792) return use(GroupSize<32>{}, Held<7>{});
+  with_held_row(columns, use);
+}
+
 }  // namespace
 
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream) {
@@ -265,13 +290,29 @@ void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st*
   if (rows == 0 || columns == 0) return;
   with_kind(norm, [&]<class T, bool Centered>(T, std::bool_constant<Centered>) {
     const auto run = [&]<class Group, int Packs>(Group, Held<Packs>) {
-      launch("norm_forward", norm_forward_kernel<T, Centered, Group::threads, Packs>,
+      launch("norm_forward", norm_forward_kernel<T, Centered, false, Group::threads, Packs>,
              dim3(static_cast<unsigned>(norm_blocks(ceil_div(rows, Group::rows)))), Group::block(),
-             0, stream, view<T>(y), view<T>(norm.x), vector<T>(norm.gain, columns),
-             vector<T>(norm.bias, columns), parameters_of(norm), epsilon);
+             0, stream, view<T>(y), view<T>(norm.x), View<T>(), View<T>(),
+             vector<T>(norm.gain, columns), vector<T>(norm.bias, columns), parameters_of(norm),
+             epsilon);
     };
     if (columns > largest_held_row) return run(GroupSize<256>{}, Held<0>{});
-    with_held_row(columns, run);
+    with_forward_row(columns, run);
+  });
+}
+
+void add_norm_forward(const Matrix& y, const Norm& norm, const Matrix& a, const Matrix& b,
+                      float epsilon, CUstream_st* stream) {
+  const std::int64_t rows = norm.x.rows, columns = norm.x.columns;
+  if (rows == 0 || columns == 0) return;
+  with_kind(norm, [&]<class T, bool Centered>(T, std::bool_constant<Centered>) {
+    with_forward_row(columns, [&]<class Group, int Packs>(Group, Held<Packs>) {
+      launch("add_norm_forward", norm_forward_kernel<T, Centered, true, Group::threads, Packs>,
+             dim3(static_cast<unsigned>(norm_blocks(ceil_div(rows, Group::rows)))), Group::block(),
+             0, stream, view<T>(y), view<T>(a), view<T>(b), view<T>(norm.x),
+             vector<T>(norm.gain, columns), vector<T>(norm.bias, columns), parameters_of(norm),
+             epsilon);
+    });
   });
 }
 
