@@ -51,6 +51,12 @@ void Machine::Attention::declare(config::Fields& fields) {
   fields.add("rows_half", rows_half, "queries at which it has half of that", non_negative());
   fields.add("score_bytes", score_bytes, "moved for each score where it is not fused",
              non_negative());
+  fields.add("launches", launches, "of its operations where it is not fused, in forward",
+             at_least(1));
+  fields.add("softmax_multiple", softmax_multiple,
+             "heads x sequences of which its softmax requires a multiple", at_least(1));
+  fields.add("slow_factor", slow_factor, "times as many bytes and launches with other numbers",
+             at_least(1));
 }
 
 void Machine::Memory::declare(config::Fields& fields) {
@@ -169,7 +175,7 @@ double Machine::seconds(const Work& work) const {
       const double scores = static_cast<double>(work.m) * static_cast<double>(work.n) *
                             static_cast<double>(work.count);
       return fixed + at_peak(all) / efficiency +
-             scores * attention.score_bytes * (backward ? 2 : 1) / bandwidth();
+             scores * attention.score_bytes * (backward ? 2 : 1) * slow_factor(work) / bandwidth();
     }
     case Work::Kind::memory:
       return fixed + moved;
@@ -178,6 +184,19 @@ double Machine::seconds(const Work& work) const {
              static_cast<double>(work.bytes) / (memory.gb_per_s * giga * memory.update_efficiency);
   }
   no_case_for(work.kind);
+}
+
+double Machine::slow_factor(const Work& work) const {
+  return work.count % attention.softmax_multiple == 0 ? 1 : attention.slow_factor;
+}
+
+double Machine::launch_seconds(const Work& work) const {
+  double launches = 1;
+  const bool backward = work.kind == Work::Kind::attention_backward;
+  if ((backward || work.kind == Work::Kind::attention) && !attention.fused) {
+    launches = attention.launches * (backward ? 2 : 1) * slow_factor(work);
+  }
+  return launches * device.launch_us * micro;
 }
 
 double Machine::local_seconds(std::int64_t bytes) const {

@@ -97,6 +97,7 @@ struct Rank {
   double left = 0, since = 0, began = 0;  // of the computation: seconds at full speed
   std::size_t work = 0;
   std::vector<double> seconds;     // by work of the trace
+  std::vector<double> launches;    // likewise: seconds of the host
   std::vector<std::size_t> kinds;  // likewise: the part that it belongs to
   Operation* waits_for = nullptr;
   double waits_since = 0;
@@ -191,6 +192,7 @@ class Simulation {
     rank.times.rank = classes_[r].rank;
     for (const Work& work : trace.works) {
       rank.seconds.push_back(machine_.seconds(work));
+      rank.launches.push_back(machine_.launch_seconds(work));
       rank.kinds.push_back(part_of(name_of(work.kind)));
     }
     rank.operations = prepared(rank, trace.operations);
@@ -469,7 +471,7 @@ class Simulation {
     while (const Instruction* instruction = next_instruction(rank)) {
       switch (instruction->kind) {
         case Instruction::Kind::compute:
-          if (!called(r, machine_.device.launch_us)) return;
+          if (!called(r, rank.launches[static_cast<std::size_t>(instruction->index)])) return;
           rank.work = static_cast<std::size_t>(instruction->index);
           rank.left = rank.seconds[rank.work];
           rank.since = rank.began = now_;
@@ -483,7 +485,9 @@ class Simulation {
           if ((started.what->blocking || synchronous) && !rank.call_made) {
             rank.host = std::max(rank.host, now_);
           }
-          if (!called(r, message ? machine_.links.message_us : machine_.links.launch_us)) return;
+          if (!called(r, 1e-6 * (message ? machine_.links.message_us : machine_.links.launch_us))) {
+            return;
+          }
           match(r, started);
           release(r, started);
           break;
@@ -526,13 +530,13 @@ class Simulation {
 
   /// Whether the host has made the call by now, which takes it so long; if not, the rank continues
   /// when it has.
-  bool called(std::size_t r, double microseconds) {
+  bool called(std::size_t r, double seconds) {
     Rank& rank = ranks_[r];
     const bool device = !machine_.on_host();
     if (!rank.resuming && !rank.call_made) {
       rank.call_made = true;
-      rank.host = device ? rank.host + microseconds * 1e-6 : now_;
-      rank.launched += microseconds * 1e-6;
+      rank.host = device ? rank.host + seconds : now_;
+      rank.launched += seconds;
       rank.lead = std::max(rank.lead, rank.launched - now_);
     }
     if (!device || ready_host_ || rank.host <= now_) return true;

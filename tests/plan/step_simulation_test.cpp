@@ -88,6 +88,29 @@ TEST(StepSimulation, HidesLaunchesBehindComputationOnGpusAlone) {
   EXPECT_DOUBLE_EQ(seconds_of(shape_of(1, 1, 1), {calls}, machine), 6.5);
 }
 
+// Of a program whose softmax wants a multiple of four heads × sequences: more launches, and scores
+// that are moved, both twice in backward and three times with other numbers.
+TEST(StepSimulation, AttentionThatIsNotFusedIsSeveralOperations) {
+  Machine machine = plain_machine("gpu");
+  machine.device.launch_us = 1e5;
+  const auto seconds = [&](Work::Kind kind, std::int64_t heads) {
+    Calls calls;
+    calls.trace.works.push_back({.kind = kind, .m = 1000, .n = 1000, .k = 1, .count = heads});
+    calls.trace.instructions.push_back({Kind::compute, 0});
+    return seconds_of(shape_of(1, 1, 1), {calls}, machine);
+  };
+  EXPECT_NEAR(seconds(Work::Kind::attention, 6), 0.1, 1e-4);
+  machine.attention = {.fused = false,
+                       .score_bytes = 250'000,  // a second for four heads
+                       .launches = 5,
+                       .softmax_multiple = 4,
+                       .slow_factor = 3};
+  EXPECT_NEAR(seconds(Work::Kind::attention, 4), 0.5 + 1, 1e-4);
+  EXPECT_NEAR(seconds(Work::Kind::attention_backward, 4), 2 * (0.5 + 1), 1e-4);
+  EXPECT_NEAR(seconds(Work::Kind::attention, 6), 3 * (0.5 + 1.5), 1e-4);
+  EXPECT_NEAR(seconds(Work::Kind::attention_backward, 6), 2 * 3 * (0.5 + 1.5), 1e-4);
+}
+
 // Thakur, Rabenseifner and Gropp (2005): 2(n−1)(α + S/(n·β)) for a ring's all-reduce.
 TEST(StepSimulation, HasTheTimeOfARing) {
   Machine machine = plain_machine();

@@ -43,12 +43,16 @@ struct Machine {
   } products;
 
   /// t = flops / (efficiency·peak)·(1 + rows_half/queries). Without `fused` all scores are
-  /// computed, and written and read: score_bytes of each in forward, twice as many in backward.
+  /// computed, and written and read: score_bytes of each in forward, twice as many in backward, by
+  /// `launches` operations, likewise. Both times slow_factor where heads × sequences are no
+  /// multiple of softmax_multiple, which a softmax for such numbers alone requires.
   struct Attention {
     bool fused = true;
     double forward_efficiency = 0.5, backward_efficiency = 0.4;  // of the peak of products
     double rows_half = 0;
-    double score_bytes = 0;
+    double score_bytes = 0, launches = 1;
+    std::int64_t softmax_multiple = 1;
+    double slow_factor = 1;
     void declare(config::Fields& fields);
   } attention;
 
@@ -87,6 +91,8 @@ struct Machine {
   bool on_host() const { return device.type == "cpu"; }
   /// Seconds that the device computes.
   double seconds(const Work& work) const;
+  /// Seconds in which the host starts it.
+  double launch_seconds(const Work& work) const;
   /// Seconds from the moment when all of the group have started it.
   double seconds(const comm::PlannedOperation& operation, const Placement& placement) const;
   /// Of a message between two ranks of a node, or of different ones whose link `sharing` messages
@@ -98,6 +104,8 @@ struct Machine {
   double peak(DType type) const;
 
  private:
+  /// Of attention that is not fused.
+  double slow_factor(const Work& work) const;
   double rate_of(const Link& link) const;  // bytes per second
   /// Of one of `sharing` senders of a node: no faster than a rank sends inside a node.
   double network_rate(int sharing) const;
