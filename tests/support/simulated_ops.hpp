@@ -98,6 +98,14 @@ class SimulatedOps final : public ops::ForwardingOps<SimulatedOps> {
       : device_(device), cpu_(std::move(cpu)) {}
   ~SimulatedOps() override { device_.synchronize(); }
 
+  /// In two, so that the norm reads the rounded sum.
+  void add_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& sum,
+                const Tensor& a, const Tensor& b, const Tensor& gain, const Tensor& bias,
+                float epsilon) override {
+    add(sum, a, b);
+    norm(y, mean, rstd, sum, gain, bias, epsilon);
+  }
+
   template <class... Parameters, class... Arguments>
   void forward(const char* /*name*/, void (Ops::*operation)(Parameters...),
                const Arguments&... arguments) {
