@@ -21,3 +21,5 @@ for file in fitted.csv one-node.csv 39b.csv; do
 done
 echo sequence-parallel.csv
 machine=$here/../../data/machines/a100-megatron-lm.toml config=megatron-lm predict sequence-parallel.csv
+echo torchtitan.csv
+machine=$here/../../data/machines/h100-torchtitan.toml config=torchtitan predict torchtitan.csv
