@@ -81,7 +81,7 @@ await() { # pattern, file
   fail "$2 never has $1"
 }
 start() {
-  rm -rf signals
+  rm -rf signals out err  # await must not see those of the run before
   "$TRIREME" train "${arguments[@]}" --train.output signals --train.steps 1000000 --checkpoint.at_end=true "$@" >out 2>err &
   program=$!
 }
