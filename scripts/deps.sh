@@ -6,7 +6,7 @@
 set -euo pipefail
 
 build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf5-dev hdf5-tools libdnnl-dev
-  libcli11-dev libtomlplusplus-dev libfmt-dev nlohmann-json3-dev libsentencepiece-dev libpcre2-dev
+  libcli11-dev libtomlplusplus-dev libfmt-dev nlohmann-json3-dev libsentencepiece-dev libpcre2-dev zlib1g-dev libzstd-dev
   libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev python3"
 mpich="mpich libmpich-dev"  # beside Open MPI, which stays what mpirun and mpicc are
 lint="clang-format clang-tidy shellcheck libomp-dev"  # clang-tidy reads its own omp.h

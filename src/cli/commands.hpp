@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "trireme/cli/command.hpp"
+#include "trireme/data/tokenizer.hpp"
 #include "trireme/plan/machine.hpp"
 #include "trireme/train/setup.hpp"
 
@@ -139,6 +140,11 @@ StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& fac
 /// The memory of facts.world ranks, and whether their programs agree: comments of TOML. Throws as
 /// plan_memory does, and Error where they do not.
 std::string dry_run(train::RunConfig& config, train::LayoutFacts facts);
+/// The samples of a step of the run, by rank, and what each source gives. Throws Error.
+std::string show_samples(const train::RunConfig& config, const train::LayoutFacts& facts,
+                         std::int64_t step);
+/// The first 60 characters of text on one line, or the first ids where `tokenizer` is null.
+std::string first_text(const std::vector<std::int32_t>& ids, const data::Tokenizer* tokenizer);
 
 struct PlanMeasuredOptions {
   std::string measured;  // a CSV file: a row a step

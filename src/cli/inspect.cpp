@@ -3,7 +3,7 @@
 #include <map>
 
 #include "trireme/checkpoint/checkpoint.hpp"
-#include "trireme/data/dataset.hpp"
+#include "trireme/data/corpus.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "commands.hpp"
@@ -15,6 +15,7 @@ namespace {
 constexpr const char* examples = R"(Examples:
   trireme inspect dataset
   trireme inspect dataset --verify          re-reads every checksum
+  trireme inspect blend.toml                sources and their shares
   trireme inspect run                       the newest checkpoint of a run
   trireme inspect run/step-00001000 --tensors)";
 
@@ -34,18 +35,36 @@ std::string first_characters(const std::string& text, std::size_t count) {
 }
 
 std::string beginning(const data::Dataset& dataset, data::SplitName split) {
-  const auto reader = dataset.reader(split, 1);  // the smallest cache: one look
+  const auto reader = dataset.reader(split, data::make_reader_cache(1));  // the smallest
   std::vector<std::int32_t> ids(
       static_cast<std::size_t>(std::min<std::int64_t>(reader->tokens(), 256)));
   reader->read(0, ids);
-  if (dataset.manifest().tokenizer == "none") {
-    std::string numbers;
-    for (std::size_t i = 0; i < std::min<std::size_t>(ids.size(), 12); ++i) {
-      numbers += (i > 0 ? " " : "") + std::to_string(ids[i]);
-    }
-    return numbers;
+  if (dataset.manifest().tokenizer == "none") return first_text(ids, nullptr);
+  return first_text(ids, data::load_tokenizer(dataset).get());
+}
+
+/// The sources of a blend, which `path` names.
+std::string show_blend(const std::string& path, const Options& options) {
+  const data::Corpus corpus = data::Corpus::open(path, 1);
+  corpus.check_headers();
+  std::string text = line("blend", config::one_line(path)) +
+                     line("tokenizer", corpus.manifest().tokenizer) +
+                     line("vocabulary", grouped(corpus.manifest().vocabulary));
+  text += fmt::format("\n{:<24}{:>9}{:>18}{:>18}  {}\n", "source", "share", "train tokens",
+                      "valid tokens", "folder");
+  const data::Shares& shares = corpus.order().begun(0).phase.shares;
+  for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
+    const data::Corpus::Source& source = corpus.sources()[i];
+    text += fmt::format(
+        "{:<24}{:>7.3g} %{:>18}{:>18}  {}\n", config::one_line(source.name),
+        100 * static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all),
+        grouped(source.tokens(data::SplitName::train)),
+        grouped(source.tokens(data::SplitName::valid)), source.dataset.folder().string());
+    if (options.verify) source.dataset.verify();
   }
-  return config::one_line(first_characters(data::load_tokenizer(dataset)->decode(ids), 60));
+  if (options.verify)
+    text += "\nverified: every file's hash, every chunk's checksum, every token\n";
+  return text;
 }
 
 std::string shard_rows(const char* split, const data::Dataset& dataset,
@@ -80,6 +99,7 @@ std::string show_dataset(const Options& options) {
       line("element type", fmt::format("uint{}", 8 * manifest.element_bytes)) +
       line("end of document",
            manifest.end_of_document ? std::to_string(*manifest.end_of_document) : "none");
+  if (manifest.loss_weights) text += line("loss weights", "0 for tokens of prompts");
   if (!manifest.train.empty())
     text += line("train begins", beginning(dataset, data::SplitName::train));
   if (!manifest.valid.empty())
@@ -161,6 +181,9 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
 }
 
 std::string inspect(const Options& options) {
+  if (!options.tensors && data::is_blend(options.folder)) {
+    return show_blend(options.folder, options);
+  }
   const std::filesystem::path folder = options.folder;
   std::error_code error;
   const std::filesystem::path name = (folder / "").parent_path().filename();
@@ -185,10 +208,21 @@ std::string inspect(const Options& options) {
 
 }  // namespace
 
+std::string first_text(const std::vector<std::int32_t>& ids, const data::Tokenizer* tokenizer) {
+  if (tokenizer != nullptr) {
+    return config::one_line(first_characters(tokenizer->decode(ids), 60));
+  }
+  std::string numbers;
+  for (std::size_t i = 0; i < std::min<std::size_t>(ids.size(), 12); ++i) {
+    numbers += (i > 0 ? " " : "") + std::to_string(ids[i]);
+  }
+  return numbers;
+}
+
 void add_inspect(CLI::App& app, Command& command) {
   CLI::App* inspected = app.add_subcommand("inspect", "What a dataset or a checkpoint holds");
   auto options = std::make_shared<Options>();
-  inspected->add_option("DIR", options->folder, "dataset, step folder or run folder")
+  inspected->add_option("DIR", options->folder, "dataset, blend, step folder or run folder")
       ->required()
       ->type_name("");
   inspected->add_flag("--verify", options->verify,

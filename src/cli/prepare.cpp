@@ -16,6 +16,8 @@ constexpr const char* examples = R"(Examples:
   trireme prepare --input book.txt --output dataset
   trireme prepare --input *.txt --output dataset --tokenizer sentencepiece:8000
   trireme prepare --input posts.jsonl --output dataset --documents jsonl:text
+  trireme prepare --input chats.jsonl --output dataset --documents jsonl:answer \
+                  --prompt question
   trireme prepare --input a.txt --output dataset --tokenizer sentencepiece:my.model
   trireme prepare --input a.txt --output dataset --tokenizer huggingface:gpt2
   trireme prepare --input fineweb_*.bin --output data --tokenizer huggingface:gpt2
@@ -82,6 +84,11 @@ void add_prepare(CLI::App& app, Command& command) {
       ->type_name("TOKEN");
   add_value(*prepare, "--documents", options->documents,
             "a document is: file, line or jsonl:FIELD");
+  prepare
+      ->add_option("--prompt", options->prompt,
+                   "with jsonl: a field whose text begins each document,\nand is not learned: its "
+                   "tokens have no loss")
+      ->type_name("FIELD");
   add_value(*prepare, "--valid-fraction", options->valid_fraction, "share kept for validation",
             config::in_range(0.0, 1.0));
   add_value(*prepare, "--shard-tokens", options->shard_tokens, "tokens in a shard",

@@ -26,7 +26,8 @@ struct TrainOptions {
   std::string resume, from;
   std::optional<std::string> show;  // a field's key
   bool dry_run = false, trace = false, quiet = false;
-  std::int64_t ranks = 0;  // of a dry run; 0: those that are there
+  std::int64_t ranks = 0;    // of a dry run; 0: those that are there
+  std::int64_t samples = 0;  // the step whose samples a dry run shows; 0: of none
 };
 
 std::string footer() {
@@ -54,6 +55,8 @@ void begin_from(comm::Session& session, const train::RunConfig& config) {
 int run_train(comm::Session& session, const TrainOptions& options, std::vector<Setting> settings) {
   if (options.ranks > 0 && !options.dry_run)
     throw UsageError("train: --ranks belongs to --dry-run");
+  if (options.samples > 0 && !options.dry_run)
+    throw UsageError("train: --samples belongs to --dry-run");
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
   if (!options.from.empty()) settings.push_back({"train.from", options.from});
   if (options.quiet) settings.push_back({"train.quiet", "true"});
@@ -79,6 +82,7 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
       facts.node_of.clear();
     }
     train::validate(resolved.config, facts);
+    if (options.samples > 0) return show_samples(resolved.config, facts, options.samples);
     if (options.ranks == 0) return resolved.fields.to_toml();
     const std::string found = dry_run(resolved.config, std::move(facts));
     return resolved.fields.to_toml() + "\n" + found;
@@ -169,6 +173,10 @@ void add_train(CLI::App& app, Command& command) {
   add_value(*train, "--ranks", options->ranks,
             "with --dry-run: as on so many ranks, with\ntheir memory and programs",
             config::in_range(1, most_ranks))
+      ->default_str("");
+  add_value(*train, "--samples", options->samples,
+            "with --dry-run: the samples of that step, by\nrank, and what each source gives",
+            config::at_least(1))
       ->default_str("");
   train
       ->add_option("--show", options->show,

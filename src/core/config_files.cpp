@@ -1,11 +1,13 @@
 // Fields from and to files: TOML, the environment, JSON.
 #include <algorithm>
 #include <cstdint>
+#include <sstream>
 
 #include <toml++/toml.h>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/files.hpp"
+#include "trireme/core/toml.hpp"
 
 namespace trireme::config {
 
@@ -51,7 +53,7 @@ std::size_t end_of_string(const std::string& text, std::size_t at) {
 }
 
 /// Tables in tables are built, walked and freed recursively: a key of a hundred thousand parts
-/// would run out of stack. None of ours has more than three, and no value is a list.
+/// would run out of stack. None of ours has more than three.
 void refuse_nesting(const std::string& text, const std::string& name) {
   constexpr int most_dots = 32, most_brackets = 32;
   int line = 1, dots = 0, brackets = 0;
@@ -77,6 +79,17 @@ void refuse_nesting(const std::string& text, const std::string& name) {
                         one_line(name), line);
     }
     ++at;
+  }
+}
+
+toml::table parse_table(const std::string& text, const std::string& name) {
+  refuse_nesting(text, name);
+  try {
+    return toml::parse(text, name);
+  } catch (const toml::parse_error& error) {
+    throw AgreedError("{}:{}: is not TOML: {}; mend column {}", one_line(name),
+                      error.source().begin.line, one_line(std::string(error.description())),
+                      error.source().begin.column);
   }
 }
 
@@ -177,16 +190,13 @@ void Fields::read_toml(const std::filesystem::path& path) {
 }
 
 void Fields::parse_toml(const std::string& text, const std::string& name) {
-  refuse_nesting(text, name);
-  toml::table table;
-  try {
-    table = toml::parse(text, name);
-  } catch (const toml::parse_error& error) {
-    throw AgreedError("{}:{}: is not TOML: {}; mend column {}", one_line(name),
-                      error.source().begin.line, one_line(std::string(error.description())),
-                      error.source().begin.column);
-  }
-  from_toml_at(*this, table, "", name);
+  from_toml_at(*this, parse_table(text, name), "", name);
+}
+
+nlohmann::json toml_as_json(const std::string& text, const std::string& name) {
+  std::ostringstream json;
+  json << toml::json_formatter(parse_table(text, name));
+  return nlohmann::json::parse(json.str());
 }
 
 void Fields::read_environment(char** environment) {

@@ -4,8 +4,9 @@
 #include <cstring>
 #include <deque>
 #include <list>
+#include <map>
 #include <mutex>
-#include <unordered_map>
+#include <tuple>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
@@ -25,6 +26,7 @@ void check_chunks(const std::filesystem::path& folder, const Manifest& manifest,
   const ShardReader reader(folder, manifest, shard);
   for (std::int64_t first = 0; first < reader.tokens(); first += chunk_elements) {
     reader.token_chunk(first / chunk_elements);
+    if (manifest.loss_weights) reader.weight_chunk(first / chunk_elements);
   }
   std::uint64_t before = 0;
   for (std::int64_t first = 0; first < reader.documents(); first += chunk_elements) {
@@ -36,34 +38,36 @@ void check_chunks(const std::filesystem::path& folder, const Manifest& manifest,
   }
 }
 
-/// Chunks by number, the least recently used dropped first.
-template <class Chunk>
+/// Chunks by key, the least recently used dropped first, up to a number of bytes.
+template <class Key, class Element>
 class Cache {
  public:
-  explicit Cache(std::size_t capacity) : capacity_(std::max<std::size_t>(capacity, 4)) {}
+  explicit Cache(std::size_t bytes) : capacity_(bytes) {}
 
   template <class Read>
-  const Chunk& get(std::uint64_t number, Read read) {
-    const auto found = places_.find(number);
+  const std::vector<Element>& get(const Key& key, Read read) {
+    const auto found = places_.find(key);
     if (found != places_.end()) {
       chunks_.splice(chunks_.begin(), chunks_, found->second);
       return found->second->second;
     }
-    Chunk chunk = read();
-    if (chunks_.size() == capacity_) {
+    std::vector<Element> chunk = read();
+    bytes_ += chunk.size() * sizeof(Element);
+    while (!chunks_.empty() && bytes_ > capacity_) {
+      bytes_ -= chunks_.back().second.size() * sizeof(Element);
       places_.erase(chunks_.back().first);
       chunks_.pop_back();
     }
-    chunks_.emplace_front(number, std::move(chunk));
-    places_.emplace(number, chunks_.begin());
+    chunks_.emplace_front(key, std::move(chunk));
+    places_.emplace(key, chunks_.begin());
     return chunks_.front().second;
   }
 
  private:
-  using Entry = std::pair<std::uint64_t, Chunk>;
-  std::size_t capacity_;
+  using Entry = std::pair<Key, std::vector<Element>>;
+  std::size_t capacity_, bytes_ = 0;
   std::list<Entry> chunks_;  // most recently used first
-  std::unordered_map<std::uint64_t, typename std::list<Entry>::iterator> places_;
+  std::map<Key, typename std::list<Entry>::iterator> places_;
 };
 
 template <class Element>
@@ -75,51 +79,92 @@ void widen(const std::byte* from, std::span<std::int32_t> to) {
   }
 }
 
+}  // namespace
+
+/// Keys name a reader, a shard of its, and a chunk.
+class ReaderCache {
+ public:
+  explicit ReaderCache(std::int64_t bytes)
+      : chunks(static_cast<std::size_t>(std::max(bytes, least_bytes))),
+        weights(static_cast<std::size_t>(std::max(bytes / 4, least_bytes))),
+        ends(end_bytes) {}
+
+  ShardReader& open(std::uint64_t reader, std::size_t shard, const auto& make) {
+    for (Open& entry : open_) {
+      if (entry.reader == reader && entry.shard == shard) return *entry.file;
+    }
+    auto file = make();
+    if (open_.size() == most_open) open_.pop_front();
+    open_.push_back({reader, shard, std::move(file)});
+    return *open_.back().file;
+  }
+  std::uint64_t add_reader() {
+    const std::lock_guard guard(mutex);
+    return readers_++;
+  }
+
+  using Key = std::tuple<std::uint64_t, std::size_t, std::int64_t>;
+  std::mutex mutex;  // of what follows
+  Cache<Key, std::byte> chunks, weights;
+  Cache<Key, std::uint64_t> ends;
+
+ private:
+  static constexpr std::int64_t least_bytes = 4 * 2 * chunk_elements;  // four chunks
+  static constexpr std::size_t end_bytes = 16 * sizeof(std::uint64_t) * chunk_elements;
+  static constexpr std::size_t most_open = 16;
+  struct Open {
+    std::uint64_t reader;
+    std::size_t shard;
+    std::unique_ptr<ShardReader> file;
+  };
+  std::deque<Open> open_;  // oldest first
+  std::uint64_t readers_ = 0;
+};
+
+namespace {
+
 /// TokenReader over the shards of one split.
 class ShardedReader : public TokenReader {
  public:
   ShardedReader(std::filesystem::path folder, Manifest manifest, SplitName split,
-                std::int64_t cache_bytes)
+                std::shared_ptr<ReaderCache> cache)
       : folder_(std::move(folder)),
         manifest_(std::move(manifest)),
         shards_(shards_of(manifest_, split)),
         bytes_(manifest_.element_bytes),
-        chunks_(static_cast<std::size_t>(std::max<std::int64_t>(cache_bytes, 0)) /
-                (bytes_ * chunk_elements)),
-        ends_(16) {
+        cache_(std::move(cache)),
+        own_(cache_->add_reader()) {
     for (const ShardInfo& shard : shards_) starts_.push_back(starts_.back() + shard.tokens);
   }
 
   std::int64_t tokens() const override { return starts_.back(); }
 
   void read(std::int64_t begin, std::span<std::int32_t> out) override {
-    TRIREME_ASSERT(begin >= 0 && begin <= tokens() &&
-                       out.size() <= static_cast<std::uint64_t>(tokens() - begin),
-                   "tokens {} + {} of {}", begin, out.size(), tokens());
-    const std::lock_guard guard(mutex_);
-    while (!out.empty()) {
-      const std::size_t shard = shard_of(begin);
-      const std::int64_t local = begin - starts_[shard];
-      const std::int64_t within = local % chunk_elements;
-      const std::int64_t in_chunk =
-          std::min(chunk_elements - within, shards_[shard].tokens - local);
-      const std::size_t count = std::min(out.size(), static_cast<std::size_t>(in_chunk));
-      const std::byte* from = chunk_of(shard, local / chunk_elements).data() +
-                              static_cast<std::size_t>(within) * bytes_;
-      if (bytes_ == 2) {
-        widen<std::uint16_t>(from, out.first(count));
-      } else {
-        widen<std::uint32_t>(from, out.first(count));
-      }
-      out = out.subspan(count);
-      begin += static_cast<std::int64_t>(count);
-    }
+    for_parts(begin, out,
+              [&](std::size_t shard, std::int64_t chunk, std::size_t within, auto part) {
+                const std::byte* from = chunk_of(shard, chunk).data() + within * bytes_;
+                if (bytes_ == 2) {
+                  widen<std::uint16_t>(from, part);
+                } else {
+                  widen<std::uint32_t>(from, part);
+                }
+              });
+  }
+
+  bool has_weights() const override { return manifest_.loss_weights; }
+  void weights(std::int64_t begin, std::span<std::byte> out) override {
+    if (!has_weights()) return TokenReader::weights(begin, out);
+    for_parts(begin, out,
+              [&](std::size_t shard, std::int64_t chunk, std::size_t within, auto part) {
+                std::ranges::copy_n(weights_of(shard, chunk).data() + within,
+                                    static_cast<std::ptrdiff_t>(part.size()), part.begin());
+              });
   }
 
   std::vector<std::int64_t> document_ends(std::int64_t begin, std::int64_t end) override {
     TRIREME_ASSERT(begin >= 0 && begin <= end && end <= tokens(), "tokens {}-{} of {}", begin, end,
                    tokens());
-    const std::lock_guard guard(mutex_);
+    const std::lock_guard guard(cache_->mutex);
     std::vector<std::int64_t> found;
     if (begin == end) return found;
     for (std::size_t shard = shard_of(begin); shard < shards_.size() && starts_[shard] < end;
@@ -132,7 +177,26 @@ class ShardedReader : public TokenReader {
   }
 
  private:
-  static constexpr std::size_t most_open = 8;
+  /// read(shard, chunk, first element in the chunk, part of `out`) for each chunk of the tokens
+  /// [begin, begin + out.size()), under the lock.
+  template <class Element, class Read>
+  void for_parts(std::int64_t begin, std::span<Element> out, const Read& read) {
+    TRIREME_ASSERT(begin >= 0 && begin <= tokens() &&
+                       out.size() <= static_cast<std::uint64_t>(tokens() - begin),
+                   "tokens {} + {} of {}", begin, out.size(), tokens());
+    const std::lock_guard guard(cache_->mutex);
+    while (!out.empty()) {
+      const std::size_t shard = shard_of(begin);
+      const std::int64_t local = begin - starts_[shard];
+      const std::int64_t within = local % chunk_elements;
+      const std::int64_t in_chunk =
+          std::min(chunk_elements - within, shards_[shard].tokens - local);
+      const std::size_t count = std::min(out.size(), static_cast<std::size_t>(in_chunk));
+      read(shard, local / chunk_elements, static_cast<std::size_t>(within), out.first(count));
+      out = out.subspan(count);
+      begin += static_cast<std::int64_t>(count);
+    }
+  }
 
   std::size_t shard_of(std::int64_t token) const {
     const auto after = std::upper_bound(starts_.begin(), starts_.end(), token);
@@ -140,25 +204,22 @@ class ShardedReader : public TokenReader {
   }
 
   ShardReader& open(std::size_t shard) {
-    for (Open& entry : open_) {
-      if (entry.shard == shard) return *entry.reader;
-    }
-    auto reader = std::make_unique<ShardReader>(folder_, manifest_, shards_[shard]);
-    if (open_.size() == most_open) open_.pop_front();
-    open_.push_back({shard, std::move(reader)});
-    return *open_.back().reader;
-  }
-
-  static std::uint64_t number(std::size_t shard, std::int64_t chunk) {
-    return std::uint64_t{shard} << 40 | static_cast<std::uint64_t>(chunk);
+    return cache_->open(own_, shard, [&] {
+      return std::make_unique<ShardReader>(folder_, manifest_, shards_[shard]);
+    });
   }
 
   const std::vector<std::byte>& chunk_of(std::size_t shard, std::int64_t chunk) {
-    return chunks_.get(number(shard, chunk), [&] { return open(shard).token_chunk(chunk); });
+    return cache_->chunks.get({own_, shard, chunk}, [&] { return open(shard).token_chunk(chunk); });
+  }
+
+  const std::vector<std::byte>& weights_of(std::size_t shard, std::int64_t chunk) {
+    return cache_->weights.get({own_, shard, chunk},
+                               [&] { return open(shard).weight_chunk(chunk); });
   }
 
   const std::vector<std::uint64_t>& ends_of(std::size_t shard, std::int64_t chunk) {
-    return ends_.get(number(shard, chunk), [&] { return open(shard).end_chunk(chunk); });
+    return cache_->ends.get({own_, shard, chunk}, [&] { return open(shard).end_chunk(chunk); });
   }
 
   /// Ends in (low, high] of one shard, as global offsets.
@@ -183,25 +244,37 @@ class ShardedReader : public TokenReader {
     }
   }
 
-  struct Open {
-    std::size_t shard;
-    std::unique_ptr<ShardReader> reader;
-  };
-
-  std::mutex mutex_;
   std::filesystem::path folder_;
   Manifest manifest_;
   std::vector<ShardInfo> shards_;
   std::size_t bytes_;                       // of an element
   std::vector<std::int64_t> starts_ = {0};  // first token of each shard, and the end
-  std::deque<Open> open_;                   // oldest first
-  Cache<std::vector<std::byte>> chunks_;
-  Cache<std::vector<std::uint64_t>> ends_;
+  std::shared_ptr<ReaderCache> cache_;
+  std::uint64_t own_;  // this reader's number in the cache
 };
 
 }  // namespace
 
+void TokenReader::weights(std::int64_t /*begin*/, std::span<std::byte> out) {
+  std::ranges::fill(out, std::byte{1});
+}
+
 Dataset Dataset::open(const std::filesystem::path& folder) {
+  Dataset dataset = open_manifest(folder);
+  dataset.check_headers();
+  return dataset;
+}
+
+void Dataset::check_headers(std::size_t part, std::size_t parts) const {
+  std::size_t number = 0;
+  for (const SplitName split : {SplitName::train, SplitName::valid}) {
+    for (const ShardInfo& shard : shards_of(manifest_, split)) {
+      if (number++ % parts == part) const ShardReader header_only(folder_, manifest_, shard);
+    }
+  }
+}
+
+Dataset Dataset::open_manifest(const std::filesystem::path& folder) {
   std::error_code code;
   if (!std::filesystem::is_directory(folder, code)) {
     throw Error("dataset {}: no such folder; name one made by `trireme prepare`", folder.string());
@@ -214,16 +287,17 @@ Dataset Dataset::open(const std::filesystem::path& folder) {
   Dataset dataset;
   dataset.folder_ = folder;
   dataset.manifest_ = parse_manifest(read_small_file(file, most_manifest_bytes), file.string());
-  for (const SplitName split : {SplitName::train, SplitName::valid}) {
-    for (const ShardInfo& shard : shards_of(dataset.manifest_, split)) {
-      const ShardReader header_only(folder, dataset.manifest_, shard);
-    }
-  }
   return dataset;
 }
 
-std::unique_ptr<TokenReader> Dataset::reader(SplitName split, std::int64_t cache_bytes) const {
-  return std::make_unique<ShardedReader>(folder_, manifest_, split, cache_bytes);
+std::shared_ptr<ReaderCache> make_reader_cache(std::int64_t bytes) {
+  return std::make_shared<ReaderCache>(bytes);
+}
+
+std::unique_ptr<TokenReader> Dataset::reader(SplitName split,
+                                             std::shared_ptr<ReaderCache> cache) const {
+  if (cache == nullptr) cache = make_reader_cache();
+  return std::make_unique<ShardedReader>(folder_, manifest_, split, std::move(cache));
 }
 
 void Dataset::verify() const {

@@ -1,5 +1,5 @@
 // The files of a dataset: dataset.json, which is a Manifest as text, and shards, HDF5 files with
-// /tokens and /document_ends in chunks that Fletcher32 guards.
+// /tokens, /document_ends and perhaps /loss_weights in chunks that Fletcher32 guards.
 #pragma once
 
 #include <array>
@@ -17,7 +17,10 @@ namespace trireme::data {
 
 inline constexpr const char* manifest_file = "dataset.json";
 inline constexpr const char* format_name = "trireme-tokens";
-inline constexpr std::uint64_t format_version = 1;
+/// Version 2 has loss weights.
+constexpr std::uint64_t format_version(const Manifest& manifest) {
+  return manifest.loss_weights ? 2 : 1;
+}
 
 std::string name_of(SplitName split);  // "train", "valid"
 
@@ -35,7 +38,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where);
 inline constexpr std::int64_t chunk_elements = std::int64_t{1} << 16;
 
 /// Fletcher's checksum as HDF5 stores it behind each chunk: sums modulo 65535 of big-endian 16-bit
-/// words, and of their running sums. `data` has an even number of bytes, at most 2 Mi.
+/// words, and of their running sums; a last single byte is the upper half of a word. `data` has at
+/// most 2 Mi bytes.
 std::uint32_t fletcher32(std::span<const std::byte> data);
 
 /// An open shard whose header agrees with the manifest. Not thread-safe.
@@ -50,6 +54,8 @@ class ShardReader {
   /// Chunk of /document_ends: exclusive ends inside this shard, checked to ascend within (0,
   /// tokens].
   std::vector<std::uint64_t> end_chunk(std::int64_t chunk) const;
+  /// Chunk of /loss_weights, where the dataset has them: of each token as a target, 0 or 1.
+  std::vector<std::byte> weight_chunk(std::int64_t chunk) const;
 
  private:
   struct Column {
@@ -64,17 +70,19 @@ class ShardReader {
   std::string what_;  // its path, which opens the message of every Error
   std::int64_t vocabulary_;
   hdf5::Handle file_;
-  std::array<Column, 2> columns_;
+  std::vector<Column> columns_;  // tokens, document ends, perhaps loss weights
 };
 
 /// Writes one shard of a known size; the counts appended must come out equal to it.
 class ShardWriter {
  public:
   ShardWriter(const std::filesystem::path& path, std::int64_t tokens, std::int64_t documents,
-              std::size_t element_bytes);
+              std::size_t element_bytes, bool has_weights = false);
   /// Elements of `element_bytes` each. All calls but the last bring whole chunks.
   void append_tokens(std::span<const std::byte> elements);
   void append_ends(std::span<const std::uint64_t> ends);
+  /// As many as tokens, a byte each.
+  void append_weights(std::span<const std::byte> weights);
   void finish();  // closes and fsyncs
 
  private:
@@ -88,7 +96,7 @@ class ShardWriter {
   std::filesystem::path path_;
   std::size_t element_bytes_;
   hdf5::Handle file_;
-  Column tokens_, ends_;
+  Column tokens_, ends_, weights_;  // the last one unused without weights
 };
 
 }  // namespace trireme::data

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data {
 namespace {
@@ -14,10 +15,18 @@ constexpr std::size_t most_json_bytes = std::size_t{64} << 20;
 
 }  // namespace
 
-DocumentKind DocumentKind::parse(const std::string& text) {
-  if (text == "file") return {Unit::file, {}};
-  if (text == "line") return {Unit::line, {}};
-  if (text.starts_with("jsonl:") && text.size() > 6) return {Unit::json, text.substr(6)};
+DocumentKind DocumentKind::parse(const std::string& text, const std::string& prompt) {
+  const bool json = text.starts_with("jsonl:") && text.size() > 6;
+  if (!prompt.empty() && !json) {
+    throw Error("--prompt {}: is a field of JSON Lines; use it with --documents jsonl:FIELD",
+                prompt);
+  }
+  if (!prompt.empty() && prompt == text.substr(6)) {
+    throw Error("--prompt {}: is also the field of --documents; name another one", prompt);
+  }
+  if (text == "file") return {Unit::file, {}, {}};
+  if (text == "line") return {Unit::line, {}, {}};
+  if (json) return {Unit::json, text.substr(6), prompt};
   throw Error("--documents {}: must be file, line or jsonl:FIELD; for example jsonl:text", text);
 }
 
@@ -32,6 +41,15 @@ std::int64_t total_bytes(const std::vector<std::filesystem::path>& inputs) {
   return total;
 }
 
+std::int64_t estimated_text_bytes(const std::vector<std::filesystem::path>& inputs) {
+  constexpr std::int64_t usual_ratio = 4;
+  std::int64_t total = 0;
+  for (const std::filesystem::path& path : inputs) {
+    total += InputFile(path).size() * (is_compressed(path) ? usual_ratio : 1);
+  }
+  return total;
+}
+
 DocumentStream::DocumentStream(std::vector<std::filesystem::path> inputs, DocumentKind kind)
     : inputs_(std::move(inputs)), kind_(std::move(kind)), buffer_(piece_bytes) {}
 
@@ -42,7 +60,6 @@ bool DocumentStream::refill() {
   const std::size_t got = file_->read(buffer_.data(), buffer_.size());
   file_ended_ = got < buffer_.size();
   unread_ = {buffer_.data(), got};
-  bytes_read_ += static_cast<std::int64_t>(got);
   return got > 0;
 }
 
@@ -60,7 +77,9 @@ bool DocumentStream::next(Piece& piece) {
       return true;
     }
     if (next_input_ == inputs_.size()) return false;
-    file_ = std::make_unique<InputFile>(inputs_[next_input_++]);
+    bytes_before_ = bytes_read();
+    file_.reset();
+    file_ = open_text(inputs_[next_input_++]);
     file_ended_ = false;
     line_ = 0;
   }
@@ -84,14 +103,18 @@ bool DocumentStream::from_json(Piece& piece) {
   while (!json_ready_) {
     if (!read_json_line()) return false;
     if (json_line_.find_first_not_of(" \t\r") == std::string::npos) continue;
-    json_text_ = parse_json_line();
+    parse_json_line();
     json_done_ = 0;
     json_ready_ = true;
   }
-  const std::size_t part = std::min(piece_bytes, json_text_.size() - json_done_);
+  const bool is_prompt = json_done_ < prompt_bytes_;
+  const std::size_t end = is_prompt ? prompt_bytes_ : json_text_.size();
+  const std::size_t part = std::min(piece_bytes, end - json_done_);
   piece.text = std::string_view(json_text_).substr(json_done_, part);
   json_done_ += part;
-  piece.ends_document = json_done_ == json_text_.size();
+  piece.is_prompt = is_prompt;
+  piece.ends_prompt = is_prompt && json_done_ == prompt_bytes_;
+  piece.ends_document = !is_prompt && json_done_ == json_text_.size();
   json_ready_ = !piece.ends_document;
   return true;
 }
@@ -117,21 +140,27 @@ bool DocumentStream::read_json_line() {
   return any;
 }
 
-std::string DocumentStream::parse_json_line() {
+std::string& DocumentStream::field_of(nlohmann::json& object, const std::string& name) const {
+  const std::string where = fmt::format("{}:{}", inputs_[next_input_ - 1].string(), line_);
+  const auto found = object.find(name);
+  if (found == object.end()) {
+    throw Error("{}: has no field \"{}\"; correct the line or name another field", where, name);
+  }
+  if (!found->is_string()) {
+    throw Error("{}: field \"{}\" is not text; correct the line or name another field", where,
+                name);
+  }
+  return found->get_ref<std::string&>();
+}
+
+void DocumentStream::parse_json_line() {
   const std::string where = fmt::format("{}:{}", inputs_[next_input_ - 1].string(), line_);
   nlohmann::json object = nlohmann::json::parse(json_line_, nullptr, false);
   if (object.is_discarded()) throw Error("{}: is not valid JSON; correct the line", where);
   if (!object.is_object()) throw Error("{}: is not a JSON object; correct the line", where);
-  const auto found = object.find(kind_.field);
-  if (found == object.end()) {
-    throw Error("{}: has no field \"{}\"; correct the line or name another field", where,
-                kind_.field);
-  }
-  if (!found->is_string()) {
-    throw Error("{}: field \"{}\" is not text; correct the line or name another field", where,
-                kind_.field);
-  }
-  return std::move(found->get_ref<std::string&>());
+  json_text_ = kind_.prompt.empty() ? "" : field_of(object, kind_.prompt);
+  prompt_bytes_ = json_text_.size();
+  json_text_ += field_of(object, kind_.field);
 }
 
 }  // namespace trireme::data

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "trireme/core/files.hpp"
+#include <nlohmann/json.hpp>
+
+#include "text_file.hpp"
 
 namespace trireme::data {
 
@@ -18,8 +20,9 @@ struct DocumentKind {
   enum class Unit : std::uint8_t { file, line, json };
   Unit unit = Unit::file;
   std::string field;
+  std::string prompt;  // of json: a field whose text begins the document, or ""
   /// "file", "line" or "jsonl:FIELD"; throws Error for anything else.
-  static DocumentKind parse(const std::string& text);
+  static DocumentKind parse(const std::string& text, const std::string& prompt);
 };
 
 /// Reads the inputs from first to last in pieces of at most 1 MiB. Memory is that of a few pieces,
@@ -30,10 +33,13 @@ class DocumentStream {
   struct Piece {
     std::string_view text;       // until the next call
     bool ends_document = false;  // an empty document is an empty piece that ends
+    bool is_prompt = false;
+    bool ends_prompt = false;  // what follows is no part of it
   };
   /// The next piece, or false after the last. Throws Error with file, and line for JSON.
   bool next(Piece& piece);
-  std::int64_t bytes_read() const { return bytes_read_; }
+  /// Of the inputs, as they are on disk.
+  std::int64_t bytes_read() const { return bytes_before_ + (file_ ? file_->bytes_read() : 0); }
 
  private:
   bool refill();
@@ -41,24 +47,28 @@ class DocumentStream {
   Piece from_line();
   bool from_json(Piece& piece);
   bool read_json_line();
-  std::string parse_json_line();
+  /// Sets json_text_ and prompt_bytes_.
+  void parse_json_line();
+  std::string& field_of(nlohmann::json& object, const std::string& name) const;
 
   std::vector<std::filesystem::path> inputs_;
   DocumentKind kind_;
   std::size_t next_input_ = 0;
-  std::unique_ptr<InputFile> file_;
+  std::unique_ptr<TextFile> file_;
   std::vector<char> buffer_;
   std::string_view unread_;  // in buffer_
   bool inside_ = false;      // a document has begun and not ended
   bool file_ended_ = true;
   std::int64_t line_ = 0;
   std::string json_line_, json_text_;
-  std::size_t json_done_ = 0;
+  std::size_t json_done_ = 0, prompt_bytes_ = 0;  // at the front of json_text_
   bool json_ready_ = false;
-  std::int64_t bytes_read_ = 0;
+  std::int64_t bytes_before_ = 0;  // of inputs before file_
 };
 
 /// The sum of the inputs' sizes. Throws Error for one that is missing, not a regular file or empty.
 std::int64_t total_bytes(const std::vector<std::filesystem::path>& inputs);
+/// Of text: four times the size of compressed inputs, which is about right.
+std::int64_t estimated_text_bytes(const std::vector<std::filesystem::path>& inputs);
 
 }  // namespace trireme::data

@@ -33,7 +33,18 @@ void mark_documents(TokenReader& reader, std::int64_t begin, std::int64_t length
 
 }  // namespace
 
+Windows windows_of(TokenReader& reader, const Sampler& sampler) {
+  return [&reader, sampler](std::int64_t sample) -> Window {
+    return {&reader, sampler.begin(sample)};
+  };
+}
+
 Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOptions& options,
+                 const std::vector<std::int64_t>& samples) {
+  return make_batch(windows_of(reader, sampler), options, samples);
+}
+
+Batch make_batch(const Windows& windows, const LoaderOptions& options,
                  const std::vector<std::int64_t>& samples) {
   Batch batch;
   batch.sequences = static_cast<std::int64_t>(samples.size());
@@ -47,15 +58,22 @@ Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOption
   batch.positions.resize(size);
   if (options.document_mask) batch.documents.resize(size);
   std::vector<std::int32_t> window(length + 1);
+  std::vector<std::byte> weights(length);
   for (std::size_t b = 0; b < samples.size(); ++b) {
     const std::size_t row = b * length;
-    const std::int64_t begin = sampler.begin(samples[b]);
-    reader.read(begin, window);
+    const auto [reader, begin] = windows(samples[b]);
+    reader->read(begin, window);
     std::copy_n(window.begin(), length, batch.inputs.begin() + static_cast<std::ptrdiff_t>(row));
     std::copy_n(window.begin() + 1, length,
                 batch.targets.begin() + static_cast<std::ptrdiff_t>(row));
+    if (reader->has_weights()) {
+      reader->weights(begin + 1, weights);
+      std::ranges::transform(
+          weights, batch.weights.begin() + static_cast<std::ptrdiff_t>(row),
+          [](std::byte weight) { return static_cast<float>(std::to_integer<int>(weight)); });
+    }
     if (options.document_mask) {
-      mark_documents(reader, begin, options.length, batch, row);
+      mark_documents(*reader, begin, options.length, batch, row);
     } else {
       const auto first = batch.positions.begin() + static_cast<std::ptrdiff_t>(row);
       std::iota(first, first + options.length, 0);
@@ -64,11 +82,9 @@ Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOption
   return batch;
 }
 
-Loader::Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler,
-               const LoaderOptions& options, std::int64_t global_batch, int data_rank,
-               int data_size, std::int64_t first_sample)
-    : reader_(std::move(reader)),
-      sampler_(sampler),
+Loader::Loader(Windows windows, const LoaderOptions& options, std::int64_t global_batch,
+               int data_rank, int data_size, std::int64_t first_sample)
+    : windows_(std::move(windows)),
       options_(options),
       global_batch_(global_batch),
       start_(first_sample) {
@@ -111,7 +127,7 @@ void Loader::run() {
       });
       if (stopping_) return;
       guard.unlock();
-      Batch batch = make_batch(*reader_, sampler_, options_, next_samples());
+      Batch batch = make_batch(windows_, options_, next_samples());
       guard.lock();
       ready_.push_back(std::move(batch));
       changed_.notify_all();

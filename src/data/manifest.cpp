@@ -143,7 +143,7 @@ const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName spli
 std::string to_text(const Manifest& manifest) {
   nlohmann::ordered_json text;
   text["format"] = format_name;
-  text["version"] = format_version;
+  text["version"] = format_version(manifest);
   text["name"] = manifest.name;
   text["tokenizer"] = manifest.tokenizer;
   text["tokenizer_details"] = manifest.tokenizer_details;
@@ -151,6 +151,7 @@ std::string to_text(const Manifest& manifest) {
   text["element_type"] = manifest.element_bytes == 2 ? "uint16" : "uint32";
   text["end_of_document"] = nullptr;
   if (manifest.end_of_document) text["end_of_document"] = *manifest.end_of_document;
+  if (manifest.loss_weights) text["loss_weights"] = true;
   text["train"] = to_json(manifest.train);
   text["valid"] = to_json(manifest.valid);
   std::string all = text.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
@@ -163,14 +164,19 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   if (!root.is_object() || !root.contains("format") || root["format"] != format_name) {
     refuse(where, fmt::format("is not a dataset's (\"format\" is not \"{}\")", format_name));
   }
-  if (!root.contains("version") || root["version"] != format_version) {
-    refuse(where, fmt::format("\"version\" is not {}, the one this program reads", format_version));
+  if (!root.contains("version") || (root["version"] != 1 && root["version"] != 2)) {
+    refuse(where, "\"version\" is neither 1 nor 2, those that this program reads");
   }
-  expect_keys(root,
-              {"format", "version", "name", "tokenizer", "tokenizer_details", "vocabulary",
-               "element_type", "end_of_document", "train", "valid"},
-              where, "the dataset");
+  std::set<std::string> keys{"format",       "version",           "name",  "tokenizer",
+                             "vocabulary",   "tokenizer_details", "train", "valid",
+                             "element_type", "end_of_document"};
+  if (root["version"] == 2) keys.insert("loss_weights");
+  expect_keys(root, keys, where, "the dataset");
   Manifest manifest;
+  manifest.loss_weights = root["version"] == 2;
+  if (manifest.loss_weights && root["loss_weights"] != true) {
+    refuse(where, "\"loss_weights\" is not true");
+  }
   manifest.name = text_of(root, "name", where);
   const std::string type = text_of(root, "element_type", where);
   if (type != "uint16" && type != "uint32") {

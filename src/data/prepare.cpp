@@ -189,13 +189,13 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
   while (documents.next(piece)) {
     pending += piece.text;
     ids.clear();
-    if (piece.ends_document) {
+    if (piece.ends_document || piece.ends_prompt) {
       ids = chosen.tokenizer->encode(pending);
       pending.clear();
     } else {
       pending.erase(0, chosen.tokenizer->encode_stable(pending, ids));
     }
-    spool.append(ids);
+    spool.append(ids, piece.is_prompt ? 0 : 1);
     if (piece.ends_document && spool.in_document()) {
       if (chosen.end_of_document) {
         const auto end = static_cast<std::int32_t>(*chosen.end_of_document);
@@ -210,6 +210,7 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
 /// The dataset's own fields; the shards are added later.
 Manifest manifest_of(const PrepareOptions& options, const fs::path& output, const Chosen& chosen) {
   Manifest manifest;
+  manifest.loss_weights = !options.prompt.empty();
   manifest.name = options.name.empty() ? output.filename().string() : options.name;
   manifest.tokenizer = chosen.tokenizer ? chosen.tokenizer->kind() : "none";
   manifest.vocabulary = chosen.vocabulary;
@@ -245,17 +246,18 @@ Manifest finish(const PrepareOptions& options, Manifest manifest, Spool& spool,
 
 Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
                       const Progress& progress) {
-  const DocumentKind kind = DocumentKind::parse(options.documents);
+  const DocumentKind kind = DocumentKind::parse(options.documents, options.prompt);
   const std::int64_t bytes = total_bytes(options.inputs);
   const bool ends = kind.unit != DocumentKind::Unit::file || options.inputs.size() > 1;
   WorkFolder folder(output);
   // Bytes of the passes before, and of all.
   const std::int64_t before = needs_first_pass(options.tokenizer) ? bytes : 0, all = before + bytes;
-  const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind), bytes,
-                                         folder.path(), [&](auto read) { progress(read, all); });
+  const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind),
+                                         estimated_text_bytes(options.inputs), folder.path(),
+                                         [&](auto read) { progress(read, all); });
   if (before > 0) progress(before, all);
   Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), manifest.element_bytes);
+  Spool spool(folder.path(), manifest.element_bytes, manifest.loss_weights);
   DocumentStream documents(options.inputs, kind);
   encode(documents, chosen, spool, [&](auto read) { progress(before + read, all); });
   return finish(options, std::move(manifest), spool, folder);
@@ -266,6 +268,9 @@ Manifest prepare_tokens(const PrepareOptions& options, OpenTokens open, const fs
   if (options.documents != PrepareOptions{}.documents) {
     throw Error("--documents {}: is for text; token files mark their documents: leave it out",
                 options.documents);
+  }
+  if (!options.prompt.empty()) {
+    throw Error("--prompt {}: is for text; leave it out for token files", options.prompt);
   }
   const std::vector<TokenInput> inputs = open_token_files(open, options.inputs);
   std::int64_t bytes = 0;

@@ -20,6 +20,7 @@ constexpr std::size_t checksum_bytes = 4;
 std::int64_t chunk_extent(std::int64_t size) { return std::min(size, chunk_elements); }
 
 hid_t stored_type(std::size_t element_bytes) {
+  if (element_bytes == 1) return H5T_STD_U8LE;
   if (element_bytes == 2) return H5T_STD_U16LE;
   if (element_bytes == 4) return H5T_STD_U32LE;
   TRIREME_ASSERT(element_bytes == 8, "elements of {} bytes", element_bytes);
@@ -54,15 +55,14 @@ herr_t read_raw_chunk(hid_t dataset, hsize_t offset, std::uint32_t* skipped_filt
 }  // namespace
 
 std::uint32_t fletcher32(std::span<const std::byte> data) {
-  TRIREME_ASSERT(data.size() % 2 == 0 && data.size() <= (std::size_t{1} << 21), "{} bytes",
-                 data.size());
+  TRIREME_ASSERT(data.size() <= (std::size_t{1} << 21), "{} bytes", data.size());
   // Exact sums: with n ≤ 2^20 words the second is at most 65535·n(n+1)/2 < 2^56. Inside a block of
   // 256 words both fit into 32 bits (65535·256·257/2 < 2^31.1), which lets the loop be vectorized.
   constexpr std::size_t block = 256;
   std::uint64_t sum = 0;
   std::uint64_t running = 0;
   std::array<std::uint16_t, block> words{};
-  for (std::size_t at = 0; at < data.size();) {
+  for (std::size_t at = 0; at + 1 < data.size();) {
     const std::size_t count = std::min(block, (data.size() - at) / 2);
     std::memcpy(words.data(), data.data() + at, 2 * count);
     std::uint32_t block_sum = 0;
@@ -76,6 +76,10 @@ std::uint32_t fletcher32(std::span<const std::byte> data) {
     sum += block_sum;
     at += 2 * count;
   }
+  if (data.size() % 2 == 1) {
+    sum += std::to_integer<std::uint64_t>(data.back()) << 8;
+    running += sum;
+  }
   return fold(running) << 16 | fold(sum);
 }
 
@@ -86,12 +90,17 @@ ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& ma
   file_ = hdf5::open_file(folder / shard.file);
   hdf5::expect_attributes(file_.get(), {"format", "version"}, what_);
   if (hdf5::read_text_attribute(file_.get(), "format", what_) != format_name ||
-      hdf5::read_number_attribute(file_.get(), "version", what_) != format_version) {
-    throw Error("{}: is not version {} of {}; prepare again", what_, format_version, format_name);
+      hdf5::read_number_attribute(file_.get(), "version", what_) != format_version(manifest)) {
+    throw Error("{}: is not version {} of {}; prepare again", what_, format_version(manifest),
+                format_name);
   }
-  hdf5::expect_links(file_.get(), {"document_ends", "tokens"}, what_);
-  columns_[0] = {"tokens", {}, shard.tokens, manifest.element_bytes};
-  columns_[1] = {"document_ends", {}, shard.documents, sizeof(std::uint64_t)};
+  columns_.push_back({"tokens", {}, shard.tokens, manifest.element_bytes});
+  columns_.push_back({"document_ends", {}, shard.documents, sizeof(std::uint64_t)});
+  if (manifest.loss_weights) columns_.push_back({"loss_weights", {}, shard.tokens, 1});
+  std::vector<std::string> names;
+  for (const Column& column : columns_) names.push_back(column.name);
+  std::ranges::sort(names);
+  hdf5::expect_links(file_.get(), names, what_);
   for (Column& column : columns_) {
     column.dataset =
         hdf5::open_dataset(file_.get(), column.name, stored_type(column.element_bytes),
@@ -165,6 +174,15 @@ std::vector<std::byte> ShardReader::token_chunk(std::int64_t chunk) const {
   return data;
 }
 
+std::vector<std::byte> ShardReader::weight_chunk(std::int64_t chunk) const {
+  std::vector<std::byte> data = read_chunk(columns_.at(2), chunk);
+  const auto bad =
+      std::ranges::find_if(data, [](std::byte weight) { return weight > std::byte{1}; });
+  if (bad == data.end()) return data;
+  throw Error("{}: the loss weight of token {} is neither 0 nor 1; prepare again", what_,
+              chunk * chunk_elements + (bad - data.begin()));
+}
+
 std::vector<std::uint64_t> ShardReader::end_chunk(std::int64_t chunk) const {
   const std::vector<std::byte> data = read_chunk(columns_[1], chunk);
   std::vector<std::uint64_t> ends(data.size() / sizeof(std::uint64_t));
@@ -181,16 +199,21 @@ std::vector<std::uint64_t> ShardReader::end_chunk(std::int64_t chunk) const {
 }
 
 ShardWriter::ShardWriter(const std::filesystem::path& path, std::int64_t tokens,
-                         std::int64_t documents, std::size_t element_bytes)
+                         std::int64_t documents, std::size_t element_bytes, bool has_weights)
     : path_(path),
       element_bytes_(element_bytes),
       file_(hdf5::create_file(path)),
       tokens_{stored_type(element_bytes), {}, tokens},
-      ends_{stored_type(sizeof(std::uint64_t)), {}, documents} {
+      ends_{stored_type(sizeof(std::uint64_t)), {}, documents},
+      weights_{stored_type(1), {}, has_weights ? tokens : 0} {
   hdf5::write_attribute(file_.get(), "format", std::string(format_name), path_.string());
-  hdf5::write_attribute(file_.get(), "version", format_version, path_.string());
+  Manifest manifest;
+  manifest.loss_weights = has_weights;
+  hdf5::write_attribute(file_.get(), "version", format_version(manifest), path_.string());
   for (const auto& [column, name] :
-       {std::pair(&tokens_, "tokens"), std::pair(&ends_, "document_ends")}) {
+       {std::pair(&tokens_, "tokens"), std::pair(&ends_, "document_ends"),
+        std::pair(&weights_, "loss_weights")}) {
+    if (column == &weights_ && !has_weights) continue;
     column->dataset =
         hdf5::create_dataset(file_.get(), name, column->type, {static_cast<hsize_t>(column->left)},
                              static_cast<hsize_t>(chunk_extent(column->left)), path_.string());
@@ -214,11 +237,16 @@ void ShardWriter::append_ends(std::span<const std::uint64_t> ends) {
   append(ends_, ends.data(), ends.size());
 }
 
+void ShardWriter::append_weights(std::span<const std::byte> weights) {
+  append(weights_, weights.data(), weights.size());
+}
+
 void ShardWriter::finish() {
-  TRIREME_ASSERT(tokens_.left == 0 && ends_.left == 0, "{} tokens and {} documents missing",
-                 tokens_.left, ends_.left);
+  TRIREME_ASSERT(tokens_.left == 0 && ends_.left == 0 && weights_.left == 0,
+                 "{} tokens, {} documents and {} weights missing", tokens_.left, ends_.left,
+                 weights_.left);
   // What the library still holds is written here.
-  for (Column* column : {&tokens_, &ends_}) {
+  for (Column* column : {&tokens_, &ends_, &weights_}) {
     const Lock lock;
     hdf5::written(column->dataset.close(), path_.string());
   }

@@ -21,15 +21,21 @@ std::int64_t next_end(RangeReader& ends) {
 
 }  // namespace
 
-Spool::Spool(const std::filesystem::path& folder, std::size_t element_bytes)
+Spool::Spool(const std::filesystem::path& folder, std::size_t element_bytes, bool has_weights)
     : element_bytes_(element_bytes),
       tokens_file_(folder / "tokens.spool"),
       ends_file_(folder / "ends.spool"),
       tokens_out_(tokens_file_),
-      ends_out_(ends_file_) {}
+      ends_out_(ends_file_) {
+  if (has_weights) weights_out_.emplace(weights_file_.emplace(folder / "weights.spool"));
+}
 
-void Spool::append(std::span<const std::int32_t> tokens) {
+void Spool::append(std::span<const std::int32_t> tokens, std::uint8_t weight) {
   tokens_ += static_cast<std::int64_t>(tokens.size());
+  if (weights_out_) {
+    const std::vector<std::uint8_t> weights(tokens.size(), weight);
+    weights_out_->write(weights.data(), weights.size());
+  }
   if (element_bytes_ == 4) {
     tokens_out_.write(tokens.data(), tokens.size_bytes());
     return;
@@ -48,10 +54,13 @@ void Spool::end_document() {
 void Spool::finish() {
   tokens_out_.finish();
   ends_out_.finish();
+  if (weights_out_) weights_out_->finish();
 }
 
 void Spool::remove() {
-  for (const std::filesystem::path& file : {tokens_file_, ends_file_}) {
+  std::vector<std::filesystem::path> files{tokens_file_, ends_file_};
+  if (weights_file_) files.push_back(*weights_file_);
+  for (const std::filesystem::path& file : files) {
     std::error_code error;
     std::filesystem::remove(file, error);
     if (error) throw_file_error(file, "remove", error.value());
@@ -98,7 +107,9 @@ Sharder::Sharder(const Spool& spool, const std::filesystem::path& folder, std::i
       counter_(spool.ends_file()),
       ends_(spool.ends_file()),
       counted_end_(next_end(counter_)),
-      end_(next_end(ends_)) {}
+      end_(next_end(ends_)) {
+  if (spool.weights_file()) weights_.emplace(*spool.weights_file());
+}
 
 std::vector<ShardInfo> Sharder::write(SplitName split, std::int64_t tokens) {
   std::vector<ShardInfo> shards;
@@ -114,13 +125,20 @@ ShardInfo Sharder::write_shard(const std::string& file, std::int64_t tokens) {
   std::int64_t documents = 0;
   for (; counted_end_ <= begin_ + tokens; counted_end_ = next_end(counter_)) ++documents;
   const std::filesystem::path path = folder_ / file;
-  ShardWriter writer(path, tokens, documents, element_bytes_);
+  ShardWriter writer(path, tokens, documents, element_bytes_, weights_.has_value());
   std::vector<std::byte> elements;
-  for (std::int64_t done = 0; done < tokens; done += piece) {
-    elements.resize(static_cast<std::size_t>(std::min(piece, tokens - done)) * element_bytes_);
-    const std::size_t got = tokens_.read(elements.data(), elements.size());
+  const auto next = [&](InputFile& from, std::int64_t count, std::size_t bytes) {
+    elements.resize(static_cast<std::size_t>(count) * bytes);
+    const std::size_t got = from.read(elements.data(), elements.size());
     TRIREME_ASSERT(got == elements.size(), "the spool ended early");
+  };
+  for (std::int64_t done = 0; done < tokens; done += piece) {
+    const std::int64_t count = std::min(piece, tokens - done);
+    next(tokens_, count, element_bytes_);
     writer.append_tokens(elements);
+    if (!weights_) continue;
+    next(*weights_, count, 1);
+    writer.append_weights(elements);
   }
   std::vector<std::uint64_t> ends;
   for (std::int64_t done = 0; done < documents; done += piece) {

@@ -1,11 +1,12 @@
-// Where prepare keeps tokens and document ends until their numbers, and so the split, are known:
-// two plain files; and from there to shards. Memory does not grow with the text.
+// Where prepare keeps tokens, document ends and loss weights until their numbers, and so the split,
+// are known: plain files; and from there to shards. Memory does not grow with the text.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,8 +18,9 @@ namespace trireme::data {
 
 class Spool {
  public:
-  Spool(const std::filesystem::path& folder, std::size_t element_bytes);
-  void append(std::span<const std::int32_t> tokens);
+  Spool(const std::filesystem::path& folder, std::size_t element_bytes, bool has_weights = false);
+  /// `weight`: of these tokens as targets, 0 or 1; 1 without weights.
+  void append(std::span<const std::int32_t> tokens, std::uint8_t weight = 1);
   /// Whether it has tokens behind the last document.
   bool in_document() const { return tokens_ > document_begin_; }
   void end_document();  // at the present number of tokens, if it has any
@@ -29,11 +31,15 @@ class Spool {
   std::size_t element_bytes() const { return element_bytes_; }
   const std::filesystem::path& tokens_file() const { return tokens_file_; }
   const std::filesystem::path& ends_file() const { return ends_file_; }
+  /// Absent: none.
+  const std::optional<std::filesystem::path>& weights_file() const { return weights_file_; }
 
  private:
   std::size_t element_bytes_;
   std::filesystem::path tokens_file_, ends_file_;
+  std::optional<std::filesystem::path> weights_file_;
   OutputFile tokens_out_, ends_out_;
+  std::optional<OutputFile> weights_out_;
   std::int64_t tokens_ = 0, documents_ = 0, document_begin_ = 0;
 };
 
@@ -89,6 +95,7 @@ class Sharder {
   std::filesystem::path folder_;
   std::int64_t shard_tokens_;
   InputFile tokens_;
+  std::optional<InputFile> weights_;
   RangeReader counter_, ends_;      // the first runs ahead by a shard, to count
   std::int64_t begin_ = 0;          // of the next shard, in tokens of the spool
   std::int64_t counted_end_, end_;  // the next document end of each

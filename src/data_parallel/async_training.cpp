@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include "trireme/comm/agree.hpp"
+#include "trireme/data/corpus.hpp"
 #include "trireme/data_parallel/memory.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/train/inject.hpp"
@@ -27,11 +28,9 @@ class AsyncTraining {
         recorder_(job.recorder),
         interruption_(interruption),
         grid_(alone, comm::GridShape{{1, 1, 1, 1}}, job.ledger, grid_options(job.config)),
-        dataset_(data::Dataset::open(config_.data.path)),
-        reader_(dataset_.reader(data::SplitName::train)),
-        valid_(dataset_.reader(data::SplitName::valid)),
-        sampler_(reader_->tokens(), config_.model.sequence, config_.data.group_mb * (1 << 20) / 2,
-                 static_cast<std::uint64_t>(config_.train.seed), config_.data.shuffle),
+        corpus_(data::Corpus::open(config_.data.path, config_.model.sequence)),
+        windows_(corpus_.windows(config_.data, static_cast<std::uint64_t>(config_.train.seed))),
+        valid_(corpus_.splits(data::SplitName::valid)),
         replica_(job.model,
                  {.stage = stage_options(config_, job.plan.shape, job.plan.facts),
                   .optim = config_.optim,
@@ -119,7 +118,7 @@ class AsyncTraining {
       for (std::int64_t at = 0; at < ticket.count; at += rows) {
         std::vector<std::int64_t> samples;
         for (std::int64_t i = 0; i < rows; ++i) samples.push_back(ticket.first + at + i);
-        data::Batch batch = data::make_batch(*reader_, sampler_, loading(), samples);
+        data::Batch batch = data::make_batch(windows_, loading(), samples);
         faults_.into_batch_once(batch, ticket.step + 1);  // nobody knows who will have which step
         batches.emplace_back(std::move(batch));
       }
@@ -145,12 +144,13 @@ class AsyncTraining {
     ++trained_;
   }
 
-  /// Sums over part `share` of as many as there were workers of the validation windows.
+  /// Sums over part `share` of as many as there were workers of a split's validation windows.
   void evaluate(const Ticket& ticket, messages::Outcome& outcome) {
     fetch();
     const Section section(recorder_, "evaluate");
     const std::int64_t length = config_.model.sequence;
-    const data::Sampler sampler(valid_->tokens(), length, valid_->tokens(), 0, false);
+    data::TokenReader& reader = *valid_.at(static_cast<std::size_t>(ticket.first)).reader;
+    const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
     const std::int64_t windows = sampler.windows_per_epoch();
     const std::int64_t most = config_.train.evaluate_samples;
     const params::Range own = params::tile_of(most > 0 ? std::min(most, windows) : windows,
@@ -160,7 +160,7 @@ class AsyncTraining {
       job_.watchdog.beat("evaluate");
       std::vector<std::int64_t> numbers;
       for (std::int64_t i = 0; i < rows; ++i) numbers.push_back(std::min(at + i, own.end - 1));
-      data::Batch batch = data::make_batch(*valid_, sampler, loading(), numbers);
+      data::Batch batch = data::make_batch(reader, sampler, loading(), numbers);
       // The last one is filled up with windows that weigh nothing.
       for (std::int64_t i = own.end - at; i < rows; ++i) {
         std::fill_n(batch.weights.begin() + static_cast<std::ptrdiff_t>(i * length), length, 0.0F);
@@ -193,9 +193,9 @@ class AsyncTraining {
   Recorder& recorder_;
   Interruption& interruption_;
   comm::Grid grid_;
-  data::Dataset dataset_;
-  std::unique_ptr<data::TokenReader> reader_, valid_;
-  data::Sampler sampler_;
+  data::Corpus corpus_;
+  data::Windows windows_;  // of its training samples
+  std::vector<data::Corpus::Split> valid_;
   AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
   parallel::Replica replica_;
   MemoryPrediction predicted_;

@@ -15,9 +15,9 @@ Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& qu
       config_(job.config),
       queue_(queue),
       save_(std::move(save)),
-      dataset_(data::Dataset::open(config_.data.path)),
+      corpus_(data::Corpus::open(config_.data.path, config_.model.sequence)),
       reporter_(job, true),
-      checkpointer_(job, dataset_, reporter_),
+      checkpointer_(job, corpus_, reporter_),
       stop_policy_(config_.train, sources()) {
   checkpointer_.take_tokenizer();
   serve(endpoint);
@@ -58,6 +58,7 @@ void Conductor::serve(comm::rpc::Endpoint& endpoint) {
 void Conductor::begin(const Beginning& beginning) {
   const ResumePoint& point = beginning.point;
   position_ = point.position;
+  resume_blend(point);
   first_step_ = position_.step;
   const ServerPlace& place = job_.place;
   tickets_.emplace(Tickets::Plan{.workers = place.workers,
@@ -69,6 +70,7 @@ void Conductor::begin(const Beginning& beginning) {
   for (const std::string& line : beginning.passed_over) reporter_.warn("passed over: " + line);
   if (!point.folder.empty()) checkpointer_.resumed(point);
   reporter_.begin({.step = position_.step,
+                   .samples = position_.samples,
                    .peak = beginning.peak,
                    .layout = fmt::format("{}, {}", job_.plan.shape.to_string(),
                                          counted(place.servers, "parameter server")),
@@ -87,7 +89,21 @@ void Conductor::begin(const Beginning& beginning) {
                        config_.train.batch / place.workers, config_.train.micro_batch)},
                    .warnings = {},
                    .notes = {}},
-                  beginning.environment, dataset_);
+                  beginning.environment, corpus_);
+}
+
+void Conductor::resume_blend(const ResumePoint& point) {
+  // Workers read their samples in the order of the blend as it is now.
+  const nlohmann::json now = corpus_.kept(position_.samples);
+  corpus_.resume(position_.samples, point.blend, point.data);
+  if (corpus_.kept(position_.samples) != now) {
+    throw Error(
+        "data.path = {}: a blend cannot change within a run of data_parallel.method = {}; use the "
+        "weights and sources of its beginning",
+        config_.data.path, config_.data_parallel.method);
+  }
+  const std::int64_t left = std::max<std::int64_t>(0, config_.train.steps - position_.step);
+  corpus_.check_end(config_.data, position_.samples + left * config_.train.batch);
 }
 
 std::int64_t Conductor::next_fence() const {
@@ -229,18 +245,23 @@ void Conductor::report_batch(const Batch& batch) {
 }
 
 void Conductor::evaluate() {
-  const std::int64_t tokens = dataset_.reader(data::SplitName::valid)->tokens();
-  if (tokens <= config_.model.sequence) return reporter_.no_evaluation(position_.step, tokens);
-  reporter_.begin_evaluation(position_.step);
-  parts_.clear();
-  tickets_->evaluate(job_.place.workers);
-  drain();
-  parallel::LossSum sum;
-  for (const auto& [part, own] : parts_) {
-    sum.loss += own.loss;
-    sum.weight += own.weight;
+  const std::vector<data::Corpus::Split> splits = corpus_.splits(data::SplitName::valid);
+  if (splits.empty()) {
+    return reporter_.no_evaluation(position_.step, corpus_.most_tokens(data::SplitName::valid));
   }
-  reporter_.evaluation(position_.step, sum);
+  reporter_.begin_evaluation(position_.step);
+  std::vector<parallel::LossSum> sums;
+  for (std::size_t split = 0; split < splits.size(); ++split) {
+    parts_.clear();
+    tickets_->evaluate(job_.place.workers, static_cast<std::int64_t>(split));
+    drain();
+    parallel::LossSum& sum = sums.emplace_back();
+    for (const auto& [part, own] : parts_) {
+      sum.loss += own.loss;
+      sum.weight += own.weight;
+    }
+  }
+  reporter_.evaluation(position_.step, evaluation_of(corpus_, splits, sums, position_.samples));
 }
 
 void Conductor::save(Checkpointer::Failure failure) {

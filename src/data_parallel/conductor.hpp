@@ -11,6 +11,7 @@
 #include "trireme/data_parallel/parameter_server.hpp"
 #include "trireme/data_parallel/tickets.hpp"
 #include "trireme/train/checkpointer.hpp"
+#include "trireme/train/evaluation.hpp"
 
 #include "async.hpp"
 
@@ -67,6 +68,8 @@ class Conductor {
   void drain();
   /// The next step after which something is to be done by all.
   std::int64_t next_fence() const;
+  /// Throws Error where the blend is another one than workers have.
+  void resume_blend(const train::ResumePoint& point);
   void evaluate();
   void save(train::Checkpointer::Failure failure);
   /// Ends the workers' work.
@@ -77,7 +80,7 @@ class Conductor {
   const train::RunConfig& config_;
   WorkQueue& queue_;
   Save save_;
-  data::Dataset dataset_;
+  data::Corpus corpus_;
   train::RunReporter reporter_;
   train::Checkpointer checkpointer_;
   int interrupted_ = 0;  // a signal that came to another rank

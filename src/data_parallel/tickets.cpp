@@ -17,9 +17,10 @@ void Tickets::close_fence() {
   fence_ = std::min(fence_, (next_ + plan_.workers - 1) / plan_.workers);
 }
 
-void Tickets::evaluate(std::int64_t parts) {
+void Tickets::evaluate(std::int64_t parts, std::int64_t split) {
   for (std::int64_t part = 0; part < parts; ++part) {
-    waiting_.push_back({.kind = Ticket::Kind::evaluate, .number = part, .share = part});
+    waiting_.push_back(
+        {.kind = Ticket::Kind::evaluate, .number = part, .share = part, .first = split});
   }
 }
 

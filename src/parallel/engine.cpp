@@ -310,7 +310,8 @@ void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
   denominator_ = sum.weight;
   {
     const Section section(recorder_, "zero gradients");
-    batches_.take(batches, loss_scale_ / denominator_);
+    // A step without targets (loss weights of a dataset) has gradients 0.
+    batches_.take(batches, denominator_ > 0 ? loss_scale_ / denominator_ : 0);
     zero_losses();
     gradients_.begin_step();
   }

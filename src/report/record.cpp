@@ -145,10 +145,15 @@ void RunRecord::begin_evaluation(std::int64_t step) {
   write_to(mllog_, [&](MlLog& log) { log.begin_evaluation(step); });
 }
 
-void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t tokens) {
-  append({{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}});
+void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t tokens,
+                                 const std::map<std::string, double>& sources) {
+  json line{{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}};
+  if (!sources.empty()) line["sources"] = sources;
+  append(std::move(line));
   write_to(mllog_, [&](MlLog& log) { log.end_evaluation(step, loss); });
-  write_to(events_, [&](EventFile& events) { events.write(step, {{"validation/loss", loss}}); });
+  Scalars scalars{{"validation/loss", loss}};
+  for (const auto& [name, own] : sources) scalars.emplace_back("validation/loss/" + name, own);
+  write_to(events_, [&](EventFile& events) { events.write(step, scalars); });
 }
 
 void RunRecord::write_event(std::int64_t step, const std::string& event, const std::string& text) {

@@ -179,7 +179,9 @@ ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& read
       .trained_length = trained.trained_length(),
       .notes = {},
       .warning = sequence_warning(trained, config.model.sequence),
-      .config = state.config};
+      .config = state.config,
+      .blend = state.extra.is_object() ? state.extra.value("blend", nlohmann::json()) : nullptr,
+      .data = state.config.value("/data/path"_json_pointer, "")};
   if (!imported(reader) && trained.sequence != config.model.sequence) {
     point.notes.push_back(
         fmt::format("model.sequence = {}, and {} before: sample order is another one from the next "
@@ -250,17 +252,17 @@ std::optional<KeptWorkers> kept_workers(const checkpoint::Reader& reader) {
   return KeptWorkers{{each.begin(), each.end()}, workers.at("own_states").get<bool>()};
 }
 
-Checkpointer::Checkpointer(const Job& job, const data::Dataset& dataset, RunReporter& reporter,
+Checkpointer::Checkpointer(const Job& job, const data::Corpus& corpus, RunReporter& reporter,
                            std::function<double()> now)
-    : job_(job), dataset_(dataset), reporter_(reporter), now_(std::move(now)), saved_at_(now_()) {}
+    : job_(job), corpus_(corpus), reporter_(reporter), now_(std::move(now)), saved_at_(now_()) {}
 
 void Checkpointer::take_tokenizer() {
-  tokenizer_ = data::stored_tokenizer(dataset_.manifest(), dataset_.folder());
+  tokenizer_ = data::stored_tokenizer(corpus_.manifest(), corpus_.dataset().folder());
 }
 
 void Checkpointer::take_tokenizer(const checkpoint::Reader& reader,
                                   std::vector<std::string>& notes) {
-  tokenizer_ = choose_tokenizer(reader, dataset_, notes);
+  tokenizer_ = choose_tokenizer(reader, corpus_.dataset(), notes);
   auxiliary_files_ = checkpoint::kept_auxiliary_files(reader);
   if (!belong_to(auxiliary_files_, tokenizer_, checkpoint::kept_tokenizer(reader)))
     auxiliary_files_ = {};
@@ -288,6 +290,9 @@ checkpoint::State Checkpointer::state_at(const Position& position, nlohmann::jso
                           .config = job_.resolved,
                           .versions = versions(),
                           .extra = std::move(extra)};
+  if (nlohmann::json blend = corpus_.kept(position.samples); !blend.is_null()) {
+    state.extra["blend"] = std::move(blend);
+  }
   if (position.states_begin > 0) state.extra["states_begin"] = position.states_begin;
   if (trained_length_ > job_.config.model.trained_length()) {
     state.config["model"]["positions"] = trained_length_;

@@ -13,6 +13,7 @@
 #include "trireme/model/block.hpp"
 #include "trireme/train/checkpointer.hpp"
 #include "trireme/train/compute_device.hpp"
+#include "trireme/train/evaluation.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -192,7 +193,8 @@ std::int64_t target_bytes(data::TokenReader& reader, const data::Tokenizer& toke
 
 /// `bytes` of text, or 0: the dataset has token ids alone.
 void print_evaluation(const checkpoint::Reader& reader, const EvaluateOptions& options,
-                      const parallel::LossSum& sum, std::int64_t bytes) {
+                      const Evaluation& found, std::int64_t bytes) {
+  const parallel::LossSum& sum = found.all;
   const double mean = sum.mean(), by_byte = std::exp(sum.loss / static_cast<double>(bytes));
   const auto tokens = static_cast<std::int64_t>(sum.weight);
   const std::string folder = reader.folder().string();
@@ -210,62 +212,84 @@ void print_evaluation(const checkpoint::Reader& reader, const EvaluateOptions& o
       json["bytes"] = bytes;
       json["perplexity_per_byte"] = by_byte;
     }
+    if (found.sources.size() > 1) {
+      for (const auto& [name, own] : found.sources) json["sources"][name] = own.mean();
+    }
     fmt::print("{}\n", json.dump(2));
     return;
   }
   fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens{}\n",
              folder, reader.state().step, options.split, mean, std::exp(mean), tokens,
              bytes > 0 ? fmt::format("  per byte {:.4f}", by_byte) : "");
+  if (found.sources.size() == 1) return;
+  for (const auto& [name, own] : found.sources) {
+    fmt::print("  {} {:.6f}  over {} tokens\n", name, own.mean(),
+               static_cast<std::int64_t>(own.weight));
+  }
 }
 
 }  // namespace
 
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options) {
   LoadedModel loaded(session, config);
-  std::unique_ptr<data::TokenReader> tokens;
+  std::optional<data::Corpus> corpus;
+  std::vector<data::Corpus::Split> splits;
+  std::int64_t samples = 0;                    // of the run, at the checkpoint
   std::unique_ptr<data::Tokenizer> tokenizer;  // rank 0's
   loaded.load(options.checkpoint, options.sequence, [&] {
     const model::ModelConfig& model = loaded.model->config();
     const std::string path = dataset_of(config, loaded.reader->state());
-    const data::Dataset dataset = data::Dataset::open(path);
-    if (dataset.manifest().vocabulary > model.vocabulary) {
+    const std::int64_t length = model.sequence;
+    corpus = data::Corpus::open(path, length);
+    const data::Manifest& manifest = corpus->manifest();
+    if (manifest.vocabulary > model.vocabulary) {
       throw Error(
           "data.path = {}: its {} token ids do not fit the model's vocabulary of {}; use the "
           "dataset of the run",
-          path, dataset.manifest().vocabulary, model.vocabulary);
+          path, manifest.vocabulary, model.vocabulary);
     }
-    tokens = dataset.reader(select<data::SplitName>(
+    const auto split = select<data::SplitName>(
         "--split", options.split,
-        {{"train", data::SplitName::train}, {"valid", data::SplitName::valid}}));
-    const std::int64_t length = model.sequence;
-    if (tokens->tokens() <= length) {
+        {{"train", data::SplitName::train}, {"valid", data::SplitName::valid}});
+    corpus->check_headers();
+    splits = corpus->splits(split);
+    samples = loaded.reader->state().samples;
+    if (splits.empty()) {
       throw Error(
           "dataset {}: the {} split has {} tokens, a window needs {}; use a larger dataset or a "
           "smaller --model.sequence",
-          path, options.split, tokens->tokens(), length + 1);
+          path, options.split, corpus->most_tokens(split), length + 1);
     }
-    if (session.rank() == 0 && dataset.manifest().tokenizer != "none") {
-      tokenizer = data::load_tokenizer(dataset);
+    if (session.rank() == 0 && manifest.tokenizer != "none") {
+      tokenizer = data::load_tokenizer(corpus->dataset());
     }
     const std::int64_t micro_batch = config.train.micro_batch > 0
                                          ? config.train.micro_batch
                                          : std::max<std::int64_t>(1, 4096 / length);
     loaded.make_replica(forward_options(config, micro_batch));
   });
-  const parallel::LossSum sum = comm::or_abandon(loaded.grid, [&] {
+  const Evaluation found = comm::or_abandon(loaded.grid, [&] {
     report::PhaseProgress progress(loaded.progress.get(), "evaluate");
-    return evaluate_split(*loaded.replica, *tokens, config.train.evaluate_samples,
-                          config.data.document_mask, loaded.grid, loaded.watchdog, progress);
+    std::vector<parallel::LossSum> sums;
+    for (const data::Corpus::Split& split : splits) {
+      sums.push_back(evaluate_split(*loaded.replica, *split.reader, config.train.evaluate_samples,
+                                    config.data.document_mask, loaded.grid, loaded.watchdog,
+                                    progress));
+    }
+    return evaluation_of(*corpus, splits, sums, samples);
   });
-  const double mean = sum.mean();
+  const double mean = found.all.mean();
   if (!std::isfinite(mean)) {
     throw AgreedError("{}: the {} loss over {} tokens is {}; use another checkpoint",
-                      loaded.reader->folder().string(), options.split, sum.weight, mean);
+                      loaded.reader->folder().string(), options.split, found.all.weight, mean);
   }
   if (session.rank() == 0) {
-    const std::int64_t bytes =
-        tokenizer ? target_bytes(*tokens, *tokenizer, loaded.model->config().sequence, config) : 0;
-    print_evaluation(*loaded.reader, options, sum, bytes);
+    std::int64_t bytes = 0;
+    for (const data::Corpus::Split& split : splits) {
+      if (tokenizer == nullptr) break;
+      bytes += target_bytes(*split.reader, *tokenizer, loaded.model->config().sequence, config);
+    }
+    print_evaluation(*loaded.reader, options, found, bytes);
   }
   return mean;
 }
@@ -312,9 +336,10 @@ std::string generate(comm::Session& session, const RunConfig& config,
       manifest = *kept;
       tokenizer = data::load_tokenizer(manifest, reader.folder());
     } else {
-      const data::Dataset dataset = data::Dataset::open(dataset_of(config, reader.state()));
-      manifest = dataset.manifest();
-      tokenizer = data::load_tokenizer(dataset);
+      const data::Corpus corpus =
+          data::Corpus::open(dataset_of(config, reader.state()), loaded.model->config().sequence);
+      manifest = corpus.manifest();
+      tokenizer = data::load_tokenizer(corpus.dataset());
     }
     parallel::StageOptions stage = forward_options(config, 1);
     stage.sequence_parallel = false;  // one row has nothing to share out

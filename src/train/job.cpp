@@ -40,7 +40,7 @@ const model::ModelConfig& settle(const Job& job, RunConfig& config, ComputeDevic
                           "on a CPU must be none: the optimizer's state is in host memory as it is",
                           "use none, or device.type = cuda");
       }
-      validate(config, job.plan.facts);
+      validate(config, job.plan.facts, job.session.rank(), job.session.size());
     });
   });
   return config.model;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -13,10 +14,10 @@ namespace trireme::train {
 
 namespace {
 
-nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& config) {
-  nlohmann::json json{{"name", dataset.manifest().name}};
+nlohmann::json source_json(const data::Corpus::Source& source, const RunConfig& config) {
+  nlohmann::json json{{"name", source.name}};
   const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {
-    const std::int64_t tokens = dataset.reader(split)->tokens();
+    const std::int64_t tokens = source.tokens(split);
     json[tokens_key] = tokens;
     json[key] = std::max<std::int64_t>(0, (tokens - 1) / config.model.sequence);
   };
@@ -24,6 +25,27 @@ nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& confi
   samples(data::SplitName::valid, "eval_tokens", "eval_samples");
   if (const std::int64_t most = config.train.evaluate_samples; most > 0) {
     json["eval_samples"] = std::min(most, json["eval_samples"].get<std::int64_t>());
+  }
+  return json;
+}
+
+/// A dataset, or the sums over a blend's sources and each of them.
+nlohmann::json dataset_json(const data::Corpus& corpus, const RunConfig& config,
+                            std::int64_t samples) {
+  if (!corpus.is_blend()) {
+    nlohmann::json json = source_json(corpus.sources().front(), config);
+    json["name"] = corpus.manifest().name;
+    return json;
+  }
+  nlohmann::json json{{"name", "blend"}};
+  const data::Shares& shares = corpus.order().begun(samples).phase.shares;
+  for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
+    nlohmann::json source = source_json(corpus.sources()[i], config);
+    for (const auto& [key, value] : source.items()) {
+      if (key != "name") json[key] = json.value(key, std::int64_t{0}) + value.get<std::int64_t>();
+    }
+    source["share"] = static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all);
+    json["sources"].push_back(std::move(source));
   }
   return json;
 }
@@ -99,7 +121,7 @@ void RunReporter::write_trace(const report::Trace& trace) {
 }
 
 void RunReporter::begin(const RunStart& start, const Environment& environment,
-                        const data::Dataset& dataset) {
+                        const data::Corpus& corpus) {
   peak_ = start.peak;
   predicted_step_ = start.predicted_step;
   first_step_ = start.step;
@@ -114,7 +136,7 @@ void RunReporter::begin(const RunStart& start, const Environment& environment,
   run["layout"] = start.layout;
   run["place"] = start.place;
   run["device"] = job_.computes.name();
-  run["dataset"] = dataset_json(dataset, config);
+  run["dataset"] = dataset_json(corpus, config, start.samples);
   run["threads_per_rank"] = job_.threads;
   run["parameters"] = parameters;
   run["flops_per_token"] = job_.model.flops_per_token();
@@ -173,11 +195,22 @@ void RunReporter::begin_evaluation(std::int64_t step) {
   record([&](report::RunRecord& run) { run.begin_evaluation(step); });
 }
 
-void RunReporter::evaluation(std::int64_t step, const parallel::LossSum& sum) {
-  last_evaluation_ = sum.mean();
-  const auto tokens = static_cast<std::int64_t>(sum.weight);
-  record([&](report::RunRecord& run) { run.write_evaluation(step, sum.mean(), tokens); });
-  print(fmt::format("step {}  validation loss {:.4f} over {} tokens", step, sum.mean(), tokens));
+void RunReporter::evaluation(std::int64_t step, const Evaluation& found) {
+  last_evaluation_ = found.all.mean();
+  const auto tokens = static_cast<std::int64_t>(found.all.weight);
+  std::map<std::string, double> sources;
+  std::string each;
+  if (found.sources.size() > 1) {
+    for (const auto& [name, sum] : found.sources) {
+      sources[name] = sum.mean();
+      each += fmt::format("{}{} {:.4f}", each.empty() ? ": " : ", ", name, sum.mean());
+    }
+  }
+  record([&](report::RunRecord& run) {
+    run.write_evaluation(step, last_evaluation_, tokens, sources);
+  });
+  print(fmt::format("step {}  validation loss {:.4f} over {} tokens{}", step, last_evaluation_,
+                    tokens, each));
 }
 
 void RunReporter::no_evaluation(std::int64_t step, std::int64_t tokens) {

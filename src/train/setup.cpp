@@ -256,58 +256,6 @@ std::int64_t bucket_elements(const RunConfig& config) {
   return config.parallel.bucket_mb * (1 << 20) / static_cast<std::int64_t>(sizeof(float));
 }
 
-parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
-                                 std::int64_t samples, bool document_mask, comm::Grid& grid,
-                                 comm::Watchdog& watchdog, report::PhaseProgress& progress) {
-  comm::Communicator& data_group = grid.group(comm::Axis::data);
-  const std::int64_t length = replica.stage().model().config().sequence;
-  const std::int64_t micro_batch = replica.stage().options().sequences;
-  const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
-  const std::int64_t windows = sampler.windows_per_epoch();
-  const std::int64_t count = samples > 0 ? std::min(samples, windows) : windows;
-  const data::LoaderOptions options{
-      .micro_batch = micro_batch, .length = length, .document_mask = document_mask};
-  // Every rank takes as many micro-batches, of full size: the last ones are filled up with windows
-  // that weigh nothing.
-  const std::int64_t share = micro_batch * data_group.size();
-  const std::int64_t rounds = (count + share - 1) / share;
-  const auto leaves = static_cast<std::size_t>(replica.stage().memory().leaves().count);
-  std::vector<parallel::LossSum> own;  // by round and leaf
-  for (std::int64_t round = 0; round < rounds; ++round) {
-    watchdog.beat("evaluate");
-    const std::int64_t number = round * data_group.size() + data_group.rank();
-    std::vector<std::int64_t> numbers;
-    for (std::int64_t i = 0; i < micro_batch; ++i) {
-      numbers.push_back(std::min(number * micro_batch + i, count - 1));
-    }
-    data::Batch batch;
-    comm::agree(grid.world(), [&] { batch = data::make_batch(reader, sampler, options, numbers); });
-    for (std::int64_t i = 0; i < micro_batch; ++i) {
-      if (number * micro_batch + i < count) continue;
-      std::fill_n(batch.weights.begin() + static_cast<std::ptrdiff_t>(i * length), length, 0.0F);
-    }
-    const auto parts = replica.engine().evaluate(parallel::HostMicrobatch(std::move(batch)));
-    own.insert(own.end(), parts.begin(), parts.end());
-    progress.show(static_cast<double>(round + 1) / static_cast<double>(rounds),
-                  fmt::format("{} of {} windows", std::min((round + 1) * share, count), count));
-  }
-  // Added up in the order of windows, so that the bits do not depend on who had which.
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
-  const auto all = data_group.all_gather_bytes({bytes, own.size() * sizeof(parallel::LossSum)});
-  parallel::LossSum sum;
-  for (std::size_t round = 0; round < static_cast<std::size_t>(rounds); ++round) {
-    for (const auto& theirs : all) {
-      for (std::size_t leaf = 0; leaf < leaves; ++leaf) {
-        parallel::LossSum part;
-        std::memcpy(&part, theirs.data() + (round * leaves + leaf) * sizeof part, sizeof part);
-        sum.loss += part.loss;
-        sum.weight += part.weight;
-      }
-    }
-  }
-  return sum;
-}
-
 nlohmann::json versions() {
   const dnnl_version_t* dnnl = dnnl_version();
   unsigned major = 0, minor = 0, release = 0;

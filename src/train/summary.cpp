@@ -90,6 +90,7 @@ void Trainer::begin_record(const Environment& environment, double peak) {
   const comm::GridShape& shape = grid_.shape();
   RunStart start{
       .step = position_.step,
+      .samples = position_.samples,
       .peak = peak,
       .layout = shape.to_string(),
       .place = {{"tensor", shape.of(comm::Axis::tensor)},
@@ -117,7 +118,7 @@ void Trainer::begin_record(const Environment& environment, double peak) {
                     counted(job_.threads, "thread")));
   }
   method_.describe(start);
-  reporter_.begin(start, environment, dataset_);
+  reporter_.begin(start, environment, corpus_);
 }
 
 nlohmann::json Trainer::account() const {

@@ -42,14 +42,14 @@ Trainer::Trainer(Job& job, comm::Grid& grid, Method& method)
     : job_(job),
       grid_(grid),
       method_(method),
-      dataset_(data::Dataset::open(job.config.data.path)),
-      validation_(dataset_.reader(data::SplitName::valid)),
+      corpus_(data::Corpus::open(job.config.data.path, job.config.model.sequence)),
+      validation_(corpus_.splits(data::SplitName::valid)),
       reporter_(job, grid.world().rank() == 0),
       predicted_step_(predict_step()),
       replica_(job.model, options_of(job, grid, method), grid, job.recorder, job.ledger),
       account_(grid, job.recorder),
       stop_policy_(job.config.train, stop_sources(job.config.train, method)),
-      checkpointer_(job, dataset_, reporter_),
+      checkpointer_(job, corpus_, reporter_),
       faults_(parse_faults(job.config.train.inject), grid.world().rank(), shares_batch(grid)),
       health_(job.config.train.outlier, job.config.precision.compute == "fp16") {
   method_.attach(replica_);
@@ -74,6 +74,7 @@ void Trainer::begin() {
   std::vector<std::string> passed_over;
   const std::string folder =
       find_resume(job_.config, grid_.world(), passed_over);  // before anything is written
+  if (folder.empty()) check_end();
   comm::agree(grid_.world(), [&] {
     if (!reporter_.is_root()) return;
     checkpointer_.take_tokenizer();
@@ -81,7 +82,10 @@ void Trainer::begin() {
   });
   for (const std::string& line : passed_over) reporter_.warn("passed over: " + line);
   replica_.initialize();
-  if (!folder.empty()) resume(folder);
+  if (!folder.empty()) {
+    resume(folder);
+    check_end();
+  }
   const double peak = measure_peak();
   replica_.settle_choices(job_.config.data.document_mask);
   replica_.connect_stages();
@@ -91,6 +95,12 @@ void Trainer::begin() {
   account_.begin();
   replica_.begin_trace();
   checkpointer_.restart_clock();
+}
+
+void Trainer::check_end() const {
+  const TrainConfig& train = job_.config.train;
+  const std::int64_t left = std::max<std::int64_t>(0, train.steps - position_.step);
+  corpus_.check_end(job_.config.data, position_.samples + left * train.batch);
 }
 
 nlohmann::json Trainer::predict_step() {
@@ -125,6 +135,8 @@ void Trainer::resume(std::string folder) {
         method_.load(reader, health_, notes);
         point = resume_point(job_.config, reader);
         point.notes.insert(point.notes.begin(), notes.begin(), notes.end());
+        const std::string blend = corpus_.resume(point.position.samples, point.blend, point.data);
+        if (!blend.empty()) point.notes.push_back(blend);
         if (reporter_.is_root()) checkpointer_.take_tokenizer(reader, point.notes);
       },
       [this](const std::string& line) { reporter_.warn("passed over: " + line); },
@@ -145,13 +157,10 @@ int Trainer::train_steps() {
   const std::int64_t length = job_.config.model.sequence, first = position_.step;
   const std::int64_t last =
       train.stop_after > 0 ? std::min(train.steps, first + train.stop_after) : train.steps;
-  auto reader = dataset_.reader(data::SplitName::train);
-  const data::Sampler sampler(reader->tokens(), length, data.group_mb * (1 << 20) / 2,
-                              static_cast<std::uint64_t>(train.seed), data.shuffle);
-  method_.begin_steps(sampler.windows_per_epoch());
+  method_.begin_steps(corpus_.epoch_windows(data));
   if (first >= last) return 0;
   const comm::Communicator& ranks = grid_.group(comm::Axis::data);
-  data::Loader loader(std::move(reader), sampler,
+  data::Loader loader(corpus_.windows(data, static_cast<std::uint64_t>(train.seed)),
                       {.micro_batch = train.micro_batch,
                        .length = length,
                        .document_mask = data.document_mask,
@@ -292,18 +301,22 @@ void Trainer::report_steps() {
 
 void Trainer::evaluate() {
   const Section section(job_.recorder, "evaluate");
-  if (validation_->tokens() <= job_.config.model.sequence) {
-    return reporter_.no_evaluation(position_.step, validation_->tokens());
+  if (validation_.empty()) {
+    return reporter_.no_evaluation(position_.step, corpus_.most_tokens(data::SplitName::valid));
   }
   reporter_.begin_evaluation(position_.step);
-  parallel::LossSum sum;
+  std::vector<parallel::LossSum> sums;
   {
     const StepAccount::Pause pause(account_, true);
     report::PhaseProgress progress(reporter_.progress(), "evaluate");
-    sum = evaluate_split(replica_, *validation_, job_.config.train.evaluate_samples,
-                         job_.config.data.document_mask, grid_, job_.watchdog, progress);
+    for (const data::Corpus::Split& split : validation_) {
+      sums.push_back(evaluate_split(replica_, *split.reader, job_.config.train.evaluate_samples,
+                                    job_.config.data.document_mask, grid_, job_.watchdog,
+                                    progress));
+    }
   }
-  reporter_.evaluation(position_.step, sum);
+  reporter_.evaluation(position_.step,
+                       evaluation_of(corpus_, validation_, sums, position_.samples));
 }
 
 void Trainer::save(Failure failure) {

@@ -4,7 +4,7 @@
 
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/session.hpp"
-#include "trireme/data/dataset.hpp"
+#include "trireme/data/corpus.hpp"
 #include "trireme/train/inject.hpp"
 #include "trireme/train/policies.hpp"
 #include "trireme/train/setup.hpp"
@@ -75,13 +75,14 @@ void check_batch(RunConfig& config, int data) {
 }
 
 /// The dataset against the model: its token ids fit the vocabulary, its text holds a window.
-void check_dataset(RunConfig& config) {
+void check_dataset(RunConfig& config, int rank = 0, int ranks = 1) {
   refuse(config.data.path.empty(), "data.path", "\"\"", "a dataset is needed",
          "make one with `trireme prepare --input FILE --output DIR`");
-  const data::Manifest manifest = data::Dataset::open(config.data.path).manifest();
-  const std::int64_t length = config.model.sequence, needed = manifest.vocabulary;
-  std::int64_t tokens = 0;
-  for (const data::ShardInfo& shard : manifest.train) tokens += shard.tokens;
+  const std::int64_t length = config.model.sequence;
+  const data::Corpus corpus = data::Corpus::open(config.data.path, length);
+  corpus.check_headers(rank, ranks);
+  const std::int64_t needed = corpus.manifest().vocabulary;
+  const std::int64_t tokens = corpus.sources().front().tokens(data::SplitName::train);
   refuse(tokens <= length, "model.sequence", std::to_string(length),
          fmt::format("{} has {} tokens to train on, and a window takes {}", config.data.path,
                      tokens, length + 1),
@@ -269,7 +270,7 @@ static comm::GridShape check_layout(RunConfig& config, const LayoutFacts& facts)
   return shape;
 }
 
-void validate(RunConfig& config, const LayoutFacts& facts) {
+void validate(RunConfig& config, const LayoutFacts& facts, int rank, int ranks) {
   config.model.resolve();
   const comm::GridShape shape = check_layout(config, facts);
   check_peak(config.train.peak);
@@ -283,7 +284,7 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
   check_faults(parse_faults(config.train.inject), config.train.inject,
                facts.world - server_ranks(config), config.train.steps);
   refuse(config.train.output.empty(), "train.output", "\"\"", "a run folder is needed", "use run");
-  check_dataset(config);
+  check_dataset(config, rank, ranks);
   check_stage(config, shape, facts);
 }
 

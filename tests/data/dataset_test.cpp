@@ -43,7 +43,7 @@ TEST(Reader, AnyRangeOfSeveralShardsAndChunks) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i] == 256) ends.push_back(static_cast<std::int64_t>(i) + 1);
   }
-  const auto reader = dataset.reader(SplitName::train, 1);
+  const auto reader = dataset.reader(SplitName::train, make_reader_cache(1));
   std::mt19937 random(2);
   for (int i = 0; i < 300; ++i) {
     const std::size_t begin = random() % all.size();
@@ -65,7 +65,7 @@ TEST(Reader, ManyThreadsAtOnce) {
   const Scratch scratch;
   const Dataset dataset = lines_dataset(scratch, "set", 300'000, 100'000);
   const std::vector<std::int32_t> all = all_tokens(dataset, SplitName::train);
-  const auto shared = dataset.reader(SplitName::train, 1);
+  const auto shared = dataset.reader(SplitName::train, make_reader_cache(1));
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (unsigned t = 0; t < 4; ++t) {
@@ -239,7 +239,14 @@ TEST(Manifest, OnlyTheWritersFormIsAccepted) {
   };
   refused("{", "", "dataset.json: is not valid JSON");
   refused("trireme-tokens", "other", "\"format\" is not \"trireme-tokens\"");
-  refused("\"version\": 1", "\"version\": 2", "\"version\" is not 1");
+  refused("\"version\": 1", "\"version\": 3", "\"version\" is neither 1 nor 2");
+  refused("\"version\": 1", "\"version\": 2", "lacks \"loss_weights\"");
+  refused("\"version\": 1", "\"version\": 2, \"loss_weights\": false",
+          "\"loss_weights\" is not true");
+  refused("\"version\": 1", "\"version\": 1, \"loss_weights\": true",
+          "a key that this program does not know");
+  refused("\"version\": 1", "\"version\": 2, \"loss_weights\": true",
+          "is not version 2 of trireme-tokens");
   refused("\"version\": 1", "\"version\": 1, \"version\": 1", "has the key \"version\" twice");
   refused("\"version\": 1", "\"version\": 1, \"extra\": 1",
           "a key that this program does not know");

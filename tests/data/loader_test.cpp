@@ -85,6 +85,12 @@ TEST(MakeBatch, DocumentsRestartPositions) {
               ElementsAre(1, 1, 0, 1, 1, 1, 1, 0, 1, 0, /**/ 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
 }
 
+Windows owned_windows(std::shared_ptr<TokenReader> reader, const Sampler& sampler) {
+  return [reader, windows = windows_of(*reader, sampler)](std::int64_t sample) {
+    return windows(sample);
+  };
+}
+
 /// The inputs of one global batch in the order of samples, from loaders of `data_size` ranks.
 std::vector<std::int32_t> global_batch(std::vector<std::unique_ptr<Loader>>& loaders,
                                        std::int64_t micro_batches) {
@@ -104,8 +110,9 @@ std::vector<std::unique_ptr<Loader>> loaders_of(const Dataset& dataset, int data
   for (int rank = 0; rank < data_size; ++rank) {
     auto reader = dataset.reader(SplitName::train);
     const Sampler sampler(reader->tokens(), 33, 4000, 5, true);
-    loaders.push_back(std::make_unique<Loader>(
-        std::move(reader), sampler, options_of(micro_batch, 33), 12, rank, data_size, first));
+    loaders.push_back(std::make_unique<Loader>(owned_windows(std::move(reader), sampler),
+                                               options_of(micro_batch, 33), 12, rank, data_size,
+                                               first));
   }
   return loaders;
 }
@@ -137,8 +144,9 @@ TEST(Loader, TheSameGlobalBatchesForEveryDataSizeAndMicroBatch) {
 
 TEST(Loader, ErrorsOfTheThreadArriveInOrder) {
   const Sampler sampler(100, 10, 100, 1, false);
-  Loader loader(std::make_unique<Counting>(100, std::vector<std::int64_t>{}, 6), sampler,
-                options_of(2, 10), 2, 0, 1, 0);
+  Loader loader(
+      owned_windows(std::make_unique<Counting>(100, std::vector<std::int64_t>{}, 6), sampler),
+      options_of(2, 10), 2, 0, 1, 0);
   for (std::int64_t step = 0; step < 3; ++step) {
     EXPECT_THAT(loader.next().samples, ElementsAre(2 * step, 2 * step + 1));
   }
@@ -166,7 +174,8 @@ TEST(Loader, ReadAheadIsBoundedAndStopsWhileWaiting) {
   options.prefetch = 3;
   std::atomic<int> reads = 0;
   {
-    Loader loader(std::make_unique<Watched>(1000, reads), sampler, options, 1, 0, 1, 0);
+    Loader loader(owned_windows(std::make_unique<Watched>(1000, reads), sampler), options, 1, 0, 1,
+                  0);
     while (reads < 3) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_EQ(reads, 3);
@@ -175,14 +184,16 @@ TEST(Loader, ReadAheadIsBoundedAndStopsWhileWaiting) {
   }  // the thread waits for space here
   EXPECT_EQ(reads, 4);
   for (int i = 0; i < 50; ++i) {  // and at any other time
-    const Loader loader(std::make_unique<Watched>(1000, reads), sampler, options, 1, 0, 1, 0);
+    const Loader loader(owned_windows(std::make_unique<Watched>(1000, reads), sampler), options, 1,
+                        0, 1, 0);
     if (i % 2 == 0) std::this_thread::yield();
   }
 }
 
 TEST(Loader, BatchesThatDoNotDivideAreAnInvariant) {
   const Sampler sampler(100, 10, 100, 1, false);
-  EXPECT_THROW(Loader(std::make_unique<Counting>(100), sampler, options_of(2, 10), 6, 0, 2, 0),
+  EXPECT_THROW(Loader(owned_windows(std::make_unique<Counting>(100), sampler), options_of(2, 10), 6,
+                      0, 2, 0),
                std::logic_error);
 }
 

@@ -69,12 +69,12 @@ class HandWorker {
                   .seed = static_cast<std::uint64_t>(config_.train.seed),
                   .stochastic_rounding = config_.precision.rounding == "stochastic"},
                  grid_, recorder_, ledger_) {
-    auto reader = dataset_.reader(data::SplitName::train);
+    reader_ = dataset_.reader(data::SplitName::train);
     const data::Sampler sampler(
-        reader->tokens(), config_.model.sequence, config_.data.group_mb * (1 << 20) / 2,
+        reader_->tokens(), config_.model.sequence, config_.data.group_mb * (1 << 20) / 2,
         static_cast<std::uint64_t>(config_.train.seed), config_.data.shuffle);
     loader_ =
-        std::make_unique<data::Loader>(std::move(reader), sampler,
+        std::make_unique<data::Loader>(data::windows_of(*reader_, sampler),
                                        data::LoaderOptions{.micro_batch = config_.train.micro_batch,
                                                            .length = config_.model.sequence},
                                        config_.train.batch * workers, number, workers, 0);
@@ -130,6 +130,7 @@ class HandWorker {
   data::Dataset dataset_;
   model::Transformer model_;
   parallel::Replica replica_;
+  std::unique_ptr<data::TokenReader> reader_;
   std::unique_ptr<data::Loader> loader_;
 };
 

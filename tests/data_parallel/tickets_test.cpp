@@ -79,7 +79,7 @@ TEST(Tickets, FencesWaitForAll) {
     EXPECT_FALSE(tickets.next(worker).has_value());
   }
   EXPECT_TRUE(tickets.drained());
-  tickets.evaluate(2);
+  tickets.evaluate(2, 1);
   EXPECT_FALSE(tickets.drained());
   EXPECT_EQ(tickets.next(0).value().kind, Ticket::Kind::evaluate);
   EXPECT_EQ(tickets.next(1).value().share, 1);

@@ -18,9 +18,9 @@ class Saving {
   explicit Saving(const RunConfig& config, std::function<double()> now = steady_seconds())
       : job_(config),
         grid_(job_->session, job_->plan.shape, job_->ledger),
-        dataset_(data::Dataset::open(config.data.path)),
+        corpus_(data::Corpus::open(config.data.path, config.model.sequence)),
         reporter_(*job_, world_rank() == 0),
-        checkpointer_(*job_, dataset_, reporter_, std::move(now)) {
+        checkpointer_(*job_, corpus_, reporter_, std::move(now)) {
     if (!reporter_.is_root()) return;
     checkpointer_.take_tokenizer();
     reporter_.open();
@@ -56,7 +56,7 @@ class Saving {
   }
   SmallJob job_;
   comm::Grid grid_;
-  data::Dataset dataset_;
+  data::Corpus corpus_;
   RunReporter reporter_;
   Checkpointer checkpointer_;
   float values_[4] = {1, 2, 3, 4};

@@ -31,14 +31,15 @@ TEST(RunReporter, RecordsWhatARunReports) {
   const Folder folder;
   SmallJob job(small_config(folder, "run"));
   RunReporter reporter(*job, world_rank() == 0);
-  const data::Dataset dataset = data::Dataset::open(job.config().data.path);
+  const data::Corpus corpus =
+      data::Corpus::open(job.config().data.path, job.config().model.sequence);
   reporter.open();
-  reporter.begin(start_at(3), {}, dataset);
+  reporter.begin(start_at(3), {}, corpus);
   EXPECT_FALSE(reporter.evaluated(5));
   reporter.step(step(4, 0.5));
   reporter.step(step(5, 1.5, 1.25));
   reporter.begin_evaluation(5);
-  reporter.evaluation(5, {.loss = 6, .weight = 4});
+  reporter.evaluation(5, {.sources = {}, .all = {.loss = 6, .weight = 4}});
   reporter.stop(5, "its time is up");
   EXPECT_TRUE(reporter.evaluated(5));
   EXPECT_EQ(reporter.steps(), 2);
@@ -74,11 +75,12 @@ TEST(RunReporter, AnImpossibleMfuIsNotRecorded) {
   const Folder folder;
   SmallJob job(small_config(folder, "run"));
   RunReporter reporter(*job, world_rank() == 0);
-  const data::Dataset dataset = data::Dataset::open(job.config().data.path);
+  const data::Corpus corpus =
+      data::Corpus::open(job.config().data.path, job.config().model.sequence);
   reporter.open();
   RunStart start = start_at(0);
   start.peak = 1;
-  reporter.begin(start, {}, dataset);
+  reporter.begin(start, {}, corpus);
   reporter.step(step(1, 0.5));
   RunSummary summary;
   summary.peak = 3e9;
@@ -95,9 +97,10 @@ TEST(RunReporter, OnlyTheRootWritesAndAllRemember) {
   const Folder folder;
   SmallJob job(small_config(folder, "run"));
   RunReporter reporter(*job, false);
-  const data::Dataset dataset = data::Dataset::open(job.config().data.path);
+  const data::Corpus corpus =
+      data::Corpus::open(job.config().data.path, job.config().model.sequence);
   reporter.open();
-  reporter.begin(start_at(0), {}, dataset);
+  reporter.begin(start_at(0), {}, corpus);
   reporter.step(step(1, 0.5, 7));
   reporter.event(1, "save", "nowhere");
   reporter.finish({});
@@ -111,9 +114,10 @@ TEST(RunReporter, GoesOnWhereTheRecordCannotBeWritten) {
   const Folder folder;
   SmallJob job(small_config(folder, "run"));
   RunReporter reporter(*job, world_rank() == 0);
-  const data::Dataset dataset = data::Dataset::open(job.config().data.path);
+  const data::Corpus corpus =
+      data::Corpus::open(job.config().data.path, job.config().model.sequence);
   reporter.open();
-  reporter.begin(start_at(0), {}, dataset);
+  reporter.begin(start_at(0), {}, corpus);
   if (world_rank() == 0) {
     fs::create_directory(folder / "run" / "attempts" / "0001" / "metrics.jsonl");
   }

@@ -8,14 +8,16 @@
 namespace trireme::data {
 
 struct DataConfig {
-  std::string path;             // folder of a dataset made by `trireme prepare`
+  std::string path;             // a dataset or a blend; see data/corpus.hpp
   bool shuffle = true;          // off: windows in file order
   std::int64_t group_mb = 256;  // windows are shuffled within groups of this many MB of tokens
   bool document_mask = false;   // attention stays inside documents
   std::int64_t prefetch = 2;    // micro-batches read ahead
 
   void declare(config::Fields& fields) {
-    fields.add("path", path, "folder of a dataset made by `trireme prepare`");
+    fields.add("path", path,
+               "folder of a dataset made by `trireme prepare`, or a blend: \"0.7 books, 0.3 web\" "
+               "or FILE.toml");
     fields.add("shuffle", shuffle, "visit windows in a random order, another one in each epoch");
     fields.add("group_mb", group_mb, "MB of tokens in a group of windows shuffled together",
                config::at_least(1));

@@ -29,6 +29,7 @@ struct Manifest {
   std::int64_t vocabulary = 0;    // token ids are 0 … vocabulary − 1
   std::size_t element_bytes = 2;  // of a stored token: 2 or 4
   std::optional<std::int64_t> end_of_document;
+  bool loss_weights = false;  // each token has one as a target, 0 or 1
   std::vector<ShardInfo> train, valid;
   nlohmann::json tokenizer_details;  // character map; or file's name and xxh3
 };
@@ -45,19 +46,31 @@ class TokenReader {
   virtual void read(std::int64_t begin, std::span<std::int32_t> out) = 0;
   /// Ends (exclusive, ascending, global offsets) of the documents that end in (begin, end].
   virtual std::vector<std::int64_t> document_ends(std::int64_t begin, std::int64_t end) = 0;
+  /// Whether tokens have loss weights, and those of tokens [begin, begin + out.size()).
+  virtual bool has_weights() const { return false; }
+  virtual void weights(std::int64_t begin, std::span<std::byte> out);
 };
+
+/// Decoded chunks and open shards of several readers, the least recently used dropped first.
+class ReaderCache;
+/// Keeps at most `bytes` of decoded chunks (at least four chunks). With ids of 2 bytes the default
+/// holds a group of windows of the default size (data.group_mb), so that a random order decodes
+/// each chunk once; with ids of 4 bytes it holds about half of one.
+std::shared_ptr<ReaderCache> make_reader_cache(std::int64_t bytes = std::int64_t{288} << 20);
 
 class Dataset {
  public:
   /// Reads and checks dataset.json and each shard's header; throws Error that names file and rule.
   static Dataset open(const std::filesystem::path& folder);
+  /// The same without the headers of shards.
+  static Dataset open_manifest(const std::filesystem::path& folder);
+  /// Checks the headers of every `parts`-th shard, from number `part` on.
+  void check_headers(std::size_t part = 0, std::size_t parts = 1) const;
   const Manifest& manifest() const { return manifest_; }
   const std::filesystem::path& folder() const { return folder_; }
-  /// Keeps at most `cache_bytes` of decoded chunks (at least four). With ids of 2 bytes the default
-  /// holds a group of windows of the default size (data.group_mb), so that a random order decodes
-  /// each chunk once; with ids of 4 bytes it holds about half of one.
+  /// `cache`: null for one of its own.
   std::unique_ptr<TokenReader> reader(SplitName split,
-                                      std::int64_t cache_bytes = std::int64_t{288} << 20) const;
+                                      std::shared_ptr<ReaderCache> cache = nullptr) const;
   /// Re-reads every byte: whole-file hashes and every chunk. Throws the first fault found.
   void verify() const;
 

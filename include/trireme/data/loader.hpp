@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -16,12 +17,23 @@
 
 namespace trireme::data {
 
+/// Where a sample's tokens begin; the reader belongs to who says so.
+struct Window {
+  TokenReader* reader = nullptr;
+  std::int64_t begin = 0;
+};
+/// By sample number. Called by one thread at a time.
+using Windows = std::function<Window(std::int64_t sample)>;
+/// Samples of one reader, which must outlive them.
+Windows windows_of(TokenReader& reader, const Sampler& sampler);
+
 /// One micro-batch of B sequences of T tokens, in host memory that it owns.
 struct Batch {
   std::int64_t sequences = 0, length = 0;
   std::vector<std::int32_t> inputs;   // [B, T]
   std::vector<std::int32_t> targets;  // [B, T]: the token after each input
-  std::vector<float> weights;         // [B, T]: 1; with a mask 0 for targets in the next document
+  /// [B, T]: of the dataset, or 1; with a mask 0 for targets in the next document.
+  std::vector<float> weights;
   /// [B, T]: 0 … T−1; with a mask from each document's start, or from 0 for one that begins before
   /// the window.
   std::vector<std::int32_t> positions;
@@ -41,8 +53,8 @@ struct LoaderOptions {
 /// micro_batch − 1).
 class Loader {
  public:
-  Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler, const LoaderOptions& options,
-         std::int64_t global_batch, int data_rank, int data_size, std::int64_t first_sample);
+  Loader(Windows windows, const LoaderOptions& options, std::int64_t global_batch, int data_rank,
+         int data_size, std::int64_t first_sample);
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
   ~Loader();
@@ -53,8 +65,7 @@ class Loader {
   std::vector<std::int64_t> next_samples();
   void run();
 
-  const std::unique_ptr<TokenReader> reader_;
-  const Sampler sampler_;
+  const Windows windows_;
   const LoaderOptions options_;
   const std::int64_t global_batch_;
   std::int64_t slice_ = 0;        // samples of a step that are this rank's
@@ -71,6 +82,8 @@ class Loader {
 };
 
 /// Builds one batch from given sample numbers; what Loader does for each.
+Batch make_batch(const Windows& windows, const LoaderOptions& options,
+                 const std::vector<std::int64_t>& samples);
 Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOptions& options,
                  const std::vector<std::int64_t>& samples);
 

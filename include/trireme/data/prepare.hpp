@@ -23,7 +23,8 @@ struct PrepareOptions {
   // Id or text of the token; none; "": the tokenizer's usual one, but none for token files without
   // a tokenizer.json, of which each is then one document (Megatron's hold their documents).
   std::string end_of_document;
-  std::string documents = "file";         // text: file | line | jsonl:FIELD
+  std::string documents = "file";  // text: file | line | jsonl:FIELD
+  std::string prompt;  // jsonl: a field that begins documents, and that is not to be learned
   double valid_fraction = 0.1;            // the last documents; a single document is cut at a token
   std::int64_t shard_tokens = 1LL << 27;  // tokens in one shard
   std::int64_t sample_sentences = 1'000'000;  // for training SentencePiece

@@ -15,7 +15,8 @@ struct Ticket {
   enum class Kind : std::int64_t { train, evaluate, leave };
   Kind kind = Kind::leave;
   /// train: `share` of the global batch of step `step` (from 0) is made of the samples [first,
-  /// first + count). evaluate: part `share` of the validation windows.
+  /// first + count). evaluate: part `share` of the windows of
+  /// validation split `first`.
   std::int64_t number = -1, step = 0, share = 0, first = 0, count = 0;
   bool operator==(const Ticket&) const = default;
 };
@@ -39,8 +40,8 @@ class Tickets {
   void set_fence(std::int64_t step) { fence_ = step; }
   /// No further step is begun.
   void close_fence();
-  /// Hands out `parts` of an evaluation too.
-  void evaluate(std::int64_t parts);
+  /// Hands out `parts` of an evaluation of that split too.
+  void evaluate(std::int64_t parts, std::int64_t split);
   /// What `worker` is to do now; nothing: it must wait.
   std::optional<Ticket> next(int worker);
   /// The worker has finished its ticket, which is returned. Throws Error if it has none.

@@ -54,7 +54,9 @@ class RunRecord {
   /// One line of metrics.jsonl, in the file when this returns.
   void write_step(const StepMetrics& metrics);
   void begin_evaluation(std::int64_t step);
-  void write_evaluation(std::int64_t step, double loss, std::int64_t tokens);
+  /// `sources`: the loss of each of several, by name.
+  void write_evaluation(std::int64_t step, double loss, std::int64_t tokens,
+                        const std::map<std::string, double>& sources = {});
   /// `event`: "save", "save failed", "stop", "failed", "lost" (a worker), "changed" (a setting).
   void write_event(std::int64_t step, const std::string& event, const std::string& text);
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.

@@ -12,7 +12,7 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/comm/communicator.hpp"
-#include "trireme/data/dataset.hpp"
+#include "trireme/data/corpus.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/state/model_state.hpp"
 #include "trireme/train/config.hpp"
@@ -37,6 +37,8 @@ struct ResumePoint {
   std::vector<std::string> notes;   // for the user
   std::string warning;              // empty: none
   nlohmann::json config;            // with which the checkpoint was made
+  nlohmann::json blend;             // as data::Corpus::kept; null: none
+  std::string data;                 // data.path of then
 };
 /// "key old → new" of each key that both have with different values, but for those that name the
 /// start itself, such as train.output.
@@ -100,7 +102,7 @@ class Checkpointer {
   enum class Failure : std::uint8_t { stops, warns };
 
   /// All outlive it. `now`: for checkpoint.every_minutes.
-  Checkpointer(const Job& job, const data::Dataset& dataset, RunReporter& reporter,
+  Checkpointer(const Job& job, const data::Corpus& corpus, RunReporter& reporter,
                std::function<double()> now = steady_seconds());
 
   /// On the root rank alone: takes the tokenizer that checkpoints keep from the dataset, or at
@@ -142,7 +144,7 @@ class Checkpointer {
   void note_saved(const std::filesystem::path& folder, std::int64_t saved, std::int64_t step);
 
   const Job& job_;
-  const data::Dataset& dataset_;
+  const data::Corpus& corpus_;
   RunReporter& reporter_;
   std::function<double()> now_;
   double saved_at_;

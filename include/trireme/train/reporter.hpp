@@ -7,10 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "trireme/data/dataset.hpp"
+#include "trireme/data/corpus.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
+#include "trireme/train/evaluation.hpp"
 #include "trireme/train/job.hpp"
 
 namespace trireme::train {
@@ -18,6 +19,7 @@ namespace trireme::train {
 /// What a start's record begins with, beside the job and the environment.
 struct RunStart {
   std::int64_t step = 0;            // updates done before
+  std::int64_t samples = 0;         // consumed before
   double peak = 0;                  // operations per second of all workers; 0: not known
   std::string layout;               // as printed
   nlohmann::json place;             // ranks by axis, and servers
@@ -59,12 +61,12 @@ class RunReporter {
   void warn_of_graphs(const std::string& refusal);
 
   /// Writes run.json and prints the first lines.
-  void begin(const RunStart& start, const Environment& environment, const data::Dataset& dataset);
+  void begin(const RunStart& start, const Environment& environment, const data::Corpus& corpus);
   /// Adds to a step's metrics what follows from its seconds, records them, and shows them where a
   /// line is due or `notable`.
   void step(report::StepMetrics metrics, bool notable = false);
   void begin_evaluation(std::int64_t step);
-  void evaluation(std::int64_t step, const parallel::LossSum& sum);
+  void evaluation(std::int64_t step, const Evaluation& found);
   void no_evaluation(std::int64_t step, std::int64_t tokens);
   void event(std::int64_t step, const std::string& kind, const std::string& text);
   /// The run ends ahead of its last step; finish() prints it last.

@@ -110,20 +110,13 @@ parallel::ReplicaOptions replica_options(const RunConfig& config,
 
 std::int64_t bucket_elements(const RunConfig& config);
 
-/// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
-/// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`
-/// gets a beat and `progress` is shown in every round. Throws AgreedError where a rank cannot read
-/// its data.
-parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
-                                 std::int64_t samples, bool document_mask, comm::Grid& grid,
-                                 comm::Watchdog& watchdog, report::PhaseProgress& progress);
-
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();
 
 /// Checks everything that can be known before memory is taken, and fills in what is derived; throws
-/// ConfigError. Needs `config.data.path` for the vocabulary.
-void validate(RunConfig& config, const LayoutFacts& facts);
+/// ConfigError. Needs `config.data.path` for the vocabulary. Of the dataset's shards, rank `rank`
+/// of `ranks` checks its part.
+void validate(RunConfig& config, const LayoutFacts& facts, int rank = 0, int ranks = 1);
 /// The part of validate that the grid's number of ranks depends on: data_parallel.method and what
 /// it cannot be combined with.
 void check_method(const RunConfig& config, const LayoutFacts& facts);

@@ -28,6 +28,8 @@ class Trainer {
   using Failure = Checkpointer::Failure;
   void begin();
   void resume(std::string folder);
+  /// Throws AgreedError where the data do not last until the last step (data::Corpus::check_end).
+  void check_end() const;
   /// Returns why the run stops ahead of its last step (StopPolicy::wanted), or 0.
   int train_steps();
   Ending stop_early(int stop);
@@ -67,8 +69,8 @@ class Trainer {
   Job& job_;
   comm::Grid& grid_;
   Method& method_;
-  data::Dataset dataset_;
-  std::unique_ptr<data::TokenReader> validation_;
+  data::Corpus corpus_;
+  std::vector<data::Corpus::Split> validation_;
   RunReporter reporter_;
   nlohmann::json predicted_step_;  // see RunStart; known to the root alone
   parallel::Replica replica_;      // whose memory is not taken yet while the machine is measured

@@ -1,0 +1,280 @@
+#include "trireme/data/corpus.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/core/config.hpp"
+#include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
+
+namespace trireme::data {
+namespace {
+
+using nlohmann::json;
+
+/// What all sources of a blend must have alike.
+void check_alike(const Corpus::Source& first, const Corpus::Source& other,
+                 const std::string& where) {
+  const Manifest &a = first.dataset.manifest(), &b = other.dataset.manifest();
+  const auto refuse_difference = [&](const char* what, const auto& of_a, const auto& of_b) {
+    throw Error(
+        "data.path = {}: source {} has {} {}, and source {} {}; prepare them with one tokenizer",
+        config::one_line(where), other.name, what, of_b, first.name, of_a);
+  };
+  if (a.tokenizer != b.tokenizer) refuse_difference("tokenizer", a.tokenizer, b.tokenizer);
+  if (a.vocabulary != b.vocabulary) refuse_difference("vocabulary", a.vocabulary, b.vocabulary);
+  const std::int64_t none = -1;
+  if (a.end_of_document != b.end_of_document) {
+    refuse_difference("end-of-document token", a.end_of_document.value_or(none),
+                      b.end_of_document.value_or(none));
+  }
+  if (a.tokenizer_details != b.tokenizer_details) {
+    refuse_difference("a tokenizer other than", "its own", first.name);
+  }
+}
+
+std::vector<BlendPhase> phases_of(const std::vector<CorpusSpec::Phase>& phases,
+                                  std::int64_t length) {
+  std::vector<BlendPhase> result;
+  for (const CorpusSpec::Phase& phase : phases) {
+    const std::int64_t first = phase.begin / length + (phase.begin % length != 0);
+    if (!result.empty() && result.back().first == first) result.pop_back();  // of no sample
+    result.push_back({first, shares_of(phase.weights)});
+  }
+  return result;
+}
+
+/// The phases from sample `first` on, the first of them begun there.
+std::vector<BlendPhase> phases_from(const std::vector<BlendPhase>& all, std::int64_t first) {
+  std::vector<BlendPhase> result;
+  for (const BlendPhase& phase : all) {
+    if (phase.first <= first) result.clear();
+    result.push_back(phase);
+  }
+  result.front().first = first;
+  return result;
+}
+
+[[noreturn]] void refuse_kept() {
+  throw Error("the checkpoint's \"blend\" is damaged; use another checkpoint");
+}
+
+/// A count of each name, all at least 0.
+void check_counts(const json& counts) {
+  if (!counts.is_object()) refuse_kept();
+  for (const auto& [name, count] : counts.items()) {
+    if (!count.is_number_integer() || count.get<std::int64_t>() < 0) refuse_kept();
+  }
+}
+
+std::vector<std::int64_t> counts_of(const json& counts,
+                                    const std::vector<Corpus::Source>& sources) {
+  check_counts(counts);
+  std::vector<std::int64_t> result;
+  for (const Corpus::Source& source : sources) {
+    const auto found = counts.find(source.name);
+    result.push_back(found == counts.end() ? 0 : found->get<std::int64_t>());
+  }
+  return result;
+}
+
+bool same_place(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code code;
+  return a == b || std::filesystem::equivalent(a, b, code);
+}
+
+}  // namespace
+
+std::int64_t Corpus::Source::tokens(SplitName split) const {
+  std::int64_t tokens = 0;
+  const Manifest& manifest = dataset.manifest();
+  for (const ShardInfo& shard : split == SplitName::train ? manifest.train : manifest.valid) {
+    tokens += shard.tokens;
+  }
+  return tokens;
+}
+
+Corpus::Corpus(std::string name, std::int64_t length, std::vector<Source> sources,
+               std::vector<CorpusSpec::Phase> phases)
+    : name_(std::move(name)),
+      length_(length),
+      sources_(std::move(sources)),
+      phases_(phases_of(phases, length)),
+      end_(phases.back().end),
+      order_(phases_, std::vector<std::int64_t>(sources_.size())),
+      left_(json::object()) {}
+
+Corpus Corpus::open(const std::string& path, std::int64_t length) {
+  CorpusSpec spec = parse_corpus(path);
+  std::vector<Source> sources;
+  for (const CorpusSpec::Source& source : spec.sources) {
+    sources.push_back({source.name, Dataset::open_manifest(source.path), source.most_epochs});
+    Source& opened = sources.back();
+    check_alike(sources.front(), opened, path);
+    const std::int64_t tokens = opened.tokens(SplitName::train);
+    if (spec.sources.size() > 1 && tokens <= length) {
+      throw Error(
+          "data.path = {}: source {} has {} tokens to train on, and a window takes {}; leave it "
+          "out or lower model.sequence",
+          config::one_line(path), opened.name, tokens, length + 1);
+    }
+  }
+  return {path, length, std::move(sources), std::move(spec.phases)};
+}
+
+void Corpus::check_headers(int rank, int ranks) const {
+  // Of the many sources of a blend one may have a single shard: each begins with another rank.
+  const auto parts = static_cast<std::size_t>(ranks);
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const std::size_t part = (static_cast<std::size_t>(rank) + i) % parts;
+    sources_[i].dataset.check_headers(part, parts);
+  }
+}
+
+json Corpus::by_name(const std::vector<std::int64_t>& numbers) const {
+  json result = json::object();
+  for (std::size_t i = 0; i < sources_.size(); ++i) result[sources_[i].name] = numbers[i];
+  return result;
+}
+
+std::string Corpus::resume(std::int64_t samples, const json& kept, const std::string& before) {
+  std::vector<std::int64_t> given(sources_.size());
+  order_ = Blend(phases_, given);
+  left_ = json::object();
+  if (kept.is_null()) {
+    if (!is_blend() || samples == 0) return "";
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      if (same_place(sources_[i].dataset.folder(), before)) given[i] = samples;
+    }
+  } else {
+    if (!kept.is_object()) refuse_kept();
+    const auto part = [&](const char* key) {
+      const auto found = kept.find(key);
+      return found == kept.end() ? json() : *found;
+    };
+    given = counts_of(part("given"), sources_);
+    left_ = part("given");
+    for (const Source& source : sources_) left_.erase(source.name);
+    const json first = part("phase_first"), parts = part("phase_parts");
+    check_counts(parts);
+    if (!first.is_number_integer() || first.get<std::int64_t>() < 0 ||
+        first.get<std::int64_t>() > samples) {
+      refuse_kept();
+    }
+    std::vector<BlendPhase> phases = phases_from(phases_, samples);
+    json now = by_name(phases.front().shares.parts);
+    std::erase_if(now.get_ref<json::object_t&>(),
+                  [](const auto& entry) { return entry.second == 0; });
+    if (now == parts) {
+      phases.front().first = first.get<std::int64_t>();
+      order_ = Blend(phases, counts_of(part("phase_given"), sources_));
+      if (order_.given(samples) != given) refuse_kept();
+      return "";
+    }
+  }
+  order_ = Blend(phases_from(phases_, samples), given);
+  return fmt::format("from sample {} on the blend is {}", samples, describe(samples));
+}
+
+json Corpus::kept(std::int64_t samples) const {
+  const Blend::Begun& begun = order_.begun(samples);
+  const auto is_zero = [](std::int64_t count) { return count == 0; };
+  const bool alone = !is_blend() && left_.empty() && begun.phase.first == 0 &&
+                     std::ranges::all_of(begun.given, is_zero);
+  if (alone) return nullptr;
+  json given = left_, parts = json::object();
+  given.update(by_name(order_.given(samples)));
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (begun.phase.shares.parts[i] > 0) parts[sources_[i].name] = begun.phase.shares.parts[i];
+  }
+  return {{"given", std::move(given)},
+          {"phase_first", begun.phase.first},
+          {"phase_given", by_name(begun.given)},
+          {"phase_parts", std::move(parts)}};
+}
+
+Sampler Corpus::sampler(const Source& source, const DataConfig& config, std::uint64_t seed) const {
+  return {source.tokens(SplitName::train), length_, config.group_mb * (1 << 20) / 2, seed,
+          config.shuffle};
+}
+
+void Corpus::check_end(const DataConfig& config, std::int64_t samples) const {
+  if (end_ != 0 && samples > end_ / length_) {
+    throw AgreedError(
+        "data.path = {}: the last phase ends at {} tokens, and the run takes {}; raise its end or "
+        "lower train.steps",
+        config::one_line(name_), end_, samples * length_);
+  }
+  const std::vector<std::int64_t> given = order_.given(samples);
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const double epochs =
+        static_cast<double>(given[i]) / static_cast<double>(windows_of_source(i, config));
+    if (sources_[i].most_epochs == 0 || epochs <= sources_[i].most_epochs) continue;
+    throw AgreedError(
+        "data.path = {}: the run would read source {} {:.2f} times, at most {} are allowed; lower "
+        "its weight or train.steps, or raise most_epochs",
+        config::one_line(name_), sources_[i].name, epochs, sources_[i].most_epochs);
+  }
+}
+
+Windows Corpus::windows(const DataConfig& config, std::uint64_t seed) const {
+  struct Split {
+    std::shared_ptr<TokenReader> reader;
+    Sampler sampler;
+  };
+  const auto cache = make_reader_cache();
+  std::vector<Split> splits;
+  for (const Source& source : sources_) {
+    splits.push_back(
+        {source.dataset.reader(SplitName::train, cache), sampler(source, config, seed)});
+  }
+  return [splits = std::move(splits), order = order_](std::int64_t sample) -> Window {
+    const Blend::Place place = order.at(sample);
+    const Split& split = splits[place.source];
+    return {split.reader.get(), split.sampler.begin(place.sample)};
+  };
+}
+
+std::vector<Corpus::Split> Corpus::splits(SplitName split) const {
+  const auto cache = make_reader_cache();
+  std::vector<Split> splits;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].tokens(split) <= length_) continue;
+    splits.push_back({sources_[i].name, sources_[i].dataset.reader(split, cache), i});
+  }
+  return splits;
+}
+
+std::int64_t Corpus::most_tokens(SplitName split) const {
+  std::int64_t most = 0;
+  for (const Source& source : sources_) most = std::max(most, source.tokens(split));
+  return most;
+}
+
+std::int64_t Corpus::windows_of_source(std::size_t source, const DataConfig& config) const {
+  return sampler(sources_[source], config, 0).windows_per_epoch();
+}
+
+std::int64_t Corpus::epoch_windows(const DataConfig& config) const {
+  std::int64_t windows = 0;
+  for (std::size_t i = 0; i < sources_.size(); ++i) windows += windows_of_source(i, config);
+  return windows;
+}
+
+std::string Corpus::describe(std::int64_t samples) const {
+  constexpr std::size_t most = 8;
+  const Shares& shares = order_.begun(samples).phase.shares;
+  std::string text;
+  std::size_t shown = 0, used = 0;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (shares.parts[i] == 0) continue;
+    if (++used > most) continue;
+    const double percent =
+        100 * static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all);
+    text += fmt::format("{}{} {:.4g} %", shown++ == 0 ? "" : ", ", sources_[i].name, percent);
+  }
+  if (used > most) text += fmt::format(" and {} more", used - most);
+  return text;
+}
+
+}  // namespace trireme::data
