@@ -94,9 +94,12 @@ ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& ma
     throw Error("{}: is not version {} of {}; prepare again", what_, format_version(manifest),
                 format_name);
   }
-  columns_.push_back({"tokens", {}, shard.tokens, manifest.element_bytes});
-  columns_.push_back({"document_ends", {}, shard.documents, sizeof(std::uint64_t)});
-  if (manifest.loss_weights) columns_.push_back({"loss_weights", {}, shard.tokens, 1});
+  const auto add = [&](const char* name, std::int64_t size, std::size_t element_bytes) {
+    columns_.push_back({name, {}, size, element_bytes});
+  };
+  add("tokens", shard.tokens, manifest.element_bytes);
+  add("document_ends", shard.documents, sizeof(std::uint64_t));
+  if (manifest.loss_weights) add("loss_weights", shard.tokens, 1);
   std::vector<std::string> names;
   for (const Column& column : columns_) names.push_back(column.name);
   std::ranges::sort(names);
