@@ -311,7 +311,7 @@ void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
   {
     const Section section(recorder_, "zero gradients");
     // A step without targets (loss weights of a dataset) has gradients 0.
-    batches_.take(batches, denominator_ > 0 ? loss_scale_ / denominator_ : 0);
+    batches_.take(batches, denominator_ == 0 ? 0 : loss_scale_ / denominator_);
     zero_losses();
     gradients_.begin_step();
   }

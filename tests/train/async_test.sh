@@ -207,7 +207,7 @@ killed() {
 work=$(pwd -P)
 if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the only preloaded library
   export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so
-  for fault in "kill 1 $work/data/ 4" "kill 20 $work/data/ 0" "kill 90 $work/data/ 1"; do
+  for fault in "kill 1 $work/data/ 4" "kill 20 $work/data/ 0" "kill 30 $work/data/ 1"; do
     rank=${fault##* }
     TRIREME_FILE_FAULT=$fault serve 5 early --train.steps 40 --server.heartbeat 2 --server.tolerate_failures
     [ "$code" -ne 124 ] || fail "early: rank $rank: hangs"
@@ -216,7 +216,7 @@ if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the onl
     [ ! -e early/attempts ] || fail "early: left a record"
   done
   # A worker with its own error reports it; the others continue.
-  TRIREME_FILE_FAULT="io_error 60 $work/data/train 1" serve 5 torn --train.steps 40 --server.heartbeat 2 \
+  TRIREME_FILE_FAULT="io_error 5 $work/data/train 1" serve 5 torn --train.steps 40 --server.heartbeat 2 \
     --server.tolerate_failures
   unset LD_PRELOAD
   ran torn

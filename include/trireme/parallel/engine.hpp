@@ -28,9 +28,9 @@ namespace trireme::parallel {
 
 /// Sums over one or more micro-batches.
 struct LossSum {
-  double loss = 0;                                                // Σ weight·nll
-  double weight = 0;                                              // Σ weight
-  double mean() const { return weight > 0 ? loss / weight : 0; }  // 0 without targets
+  double loss = 0;                                                 // Σ weight·nll
+  double weight = 0;                                               // Σ weight
+  double mean() const { return weight == 0 ? 0 : loss / weight; }  // 0 without targets
 };
 
 struct EngineGroups {
