@@ -16,7 +16,8 @@ namespace {
 /// The weights as integers without a common divisor, if they have at most nine decimals and their
 /// sum is at most most_parts; else nothing.
 std::vector<std::int64_t> exact_parts(std::span<const double> weights) {
-  for (double scale = 1; scale <= 1e9; scale *= 10) {
+  double scale = 1;
+  for (int decimals = 0; decimals <= 9; ++decimals, scale *= 10) {
     std::vector<std::int64_t> parts;
     for (const double weight : weights) {
       const double scaled = weight * scale, nearest = std::round(scaled);
