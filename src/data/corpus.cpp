@@ -59,23 +59,26 @@ std::vector<BlendPhase> phases_from(const std::vector<BlendPhase>& all, std::int
   throw Error("the checkpoint's \"blend\" is damaged; use another checkpoint");
 }
 
-/// A count of each name, all at least 0.
-void check_counts(const json& counts) {
+/// A count of each name, all from 0 to `most`.
+void check_counts(const json& counts, std::int64_t most) {
   if (!counts.is_object()) refuse_kept();
   for (const auto& [name, count] : counts.items()) {
-    if (!count.is_number_integer() || count.get<std::int64_t>() < 0) refuse_kept();
+    if (!count.is_number_integer() || count.get<std::int64_t>() < 0 ||
+        count.get<std::int64_t>() > most) {
+      refuse_kept();
+    }
   }
 }
 
-std::vector<std::int64_t> counts_of(const json& counts,
-                                    const std::vector<Corpus::Source>& sources) {
-  check_counts(counts);
-  std::vector<std::int64_t> result;
-  for (const Corpus::Source& source : sources) {
-    const auto found = counts.find(source.name);
-    result.push_back(found == counts.end() ? 0 : found->get<std::int64_t>());
+/// By source, at most `most`; `absent` of those that `counts` does not name.
+std::vector<std::int64_t> counts_of(const json& counts, const std::vector<Corpus::Source>& sources,
+                                    std::int64_t most, std::vector<std::int64_t> absent) {
+  check_counts(counts, most);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const auto found = counts.find(sources[i].name);
+    if (found != counts.end()) absent[i] = found->get<std::int64_t>();
   }
-  return result;
+  return absent;
 }
 
 bool same_place(const std::filesystem::path& a, const std::filesystem::path& b) {
@@ -152,11 +155,11 @@ std::string Corpus::resume(std::int64_t samples, const json& kept, const std::st
       const auto found = kept.find(key);
       return found == kept.end() ? json() : *found;
     };
-    given = counts_of(part("given"), sources_);
+    given = counts_of(part("given"), sources_, samples, given);
     left_ = part("given");
     for (const Source& source : sources_) left_.erase(source.name);
     const json first = part("phase_first"), parts = part("phase_parts");
-    check_counts(parts);
+    check_counts(parts, most_parts);
     if (!first.is_number_integer() || first.get<std::int64_t>() < 0 ||
         first.get<std::int64_t>() > samples) {
       refuse_kept();
@@ -167,7 +170,8 @@ std::string Corpus::resume(std::int64_t samples, const json& kept, const std::st
                   [](const auto& entry) { return entry.second == 0; });
     if (now == parts) {
       phases.front().first = first.get<std::int64_t>();
-      order_ = Blend(phases, counts_of(part("phase_given"), sources_));
+      // A source that was not there then gives nothing in this phase.
+      order_ = Blend(phases, counts_of(part("phase_given"), sources_, samples, given));
       if (order_.given(samples) != given) refuse_kept();
       return "";
     }

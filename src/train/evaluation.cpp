@@ -65,15 +65,20 @@ Evaluation evaluation_of(const data::Corpus& corpus, const std::vector<data::Cor
   if (sums.size() == 1) found.all = sums.front();
   const std::vector<std::int64_t>& parts = corpus.order().begun(samples).phase.shares.parts;
   double weighted = 0, mean = 0, weights = 0, tokens = 0;
+  double counted = 0;  // sources that have targets
   for (std::size_t i = 0; i < splits.size(); ++i) {
+    found.sources.emplace_back(splits[i].name, sums[i]);
+    if (sums[i].weight == 0) continue;
+    ++counted;
     const auto part = static_cast<double>(parts[splits[i].source]);
     weighted += part * sums[i].mean();
     weights += part;
-    mean += sums[i].mean() / static_cast<double>(sums.size());
+    mean += sums[i].mean();
     tokens += sums[i].weight;
-    found.sources.emplace_back(splits[i].name, sums[i]);
   }
-  if (sums.size() > 1) found.all = {(weights > 0 ? weighted / weights : mean) * tokens, tokens};
+  if (sums.size() > 1 && counted > 0) {
+    found.all = {(weights > 0 ? weighted / weights : mean / counted) * tokens, tokens};
+  }
   return found;
 }
 

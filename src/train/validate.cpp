@@ -62,6 +62,12 @@ void check_batch(RunConfig& config, int data) {
            nearest_multiples(tokens, length));
     train.batch = tokens / length;
   }
+  constexpr std::int64_t most_tokens = std::int64_t{1} << 61;
+  const std::int64_t most_steps = most_tokens / length / train.batch;
+  refuse(train.steps > most_steps, "train.steps", std::to_string(train.steps),
+         fmt::format("must be at most 2^61 tokens, {} steps of {} sequences of {}", most_steps,
+                     train.batch, length),
+         fmt::format("use at most {}", most_steps));
   refuse(train.batch % data != 0, "train.batch", std::to_string(train.batch),
          fmt::format("must divide by the data-parallel degree {}", data),
          nearest_multiples(train.batch, data));

@@ -191,6 +191,16 @@ TEST_F(CorpusTest, ARestartWithTheSameWeightsGoesOnAsIfThereHadBeenNone) {
   }
 }
 
+/// It was left out when the phase began, and has given before that.
+TEST_F(CorpusTest, ASourceThatComesBackWithoutWeightChangesNothing) {
+  Corpus both = Corpus::open(list("1 1"), length);
+  Corpus one = Corpus::open(list("1"), length);
+  EXPECT_NE(one.resume(16, both.kept(16), ""), "");
+  Corpus back = Corpus::open("1 " + path("a") + ", 0 " + path("b"), length);
+  EXPECT_EQ(back.resume(32, one.kept(32), ""), "");
+  EXPECT_EQ(back.kept(40).at("given"), json::parse(R"({"a": 32, "b": 8})"));
+}
+
 TEST_F(CorpusTest, ADatasetGrowsIntoABlendAndBack) {
   Corpus corpus = Corpus::open(list(), length);
   EXPECT_EQ(corpus.resume(30, nullptr, path("b")),
