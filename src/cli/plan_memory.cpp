@@ -115,11 +115,9 @@ class Columns {
     for (int stage = 0; stage < stages; ++stage) {
       Column fullest{.name = std::to_string(stage)};
       for (const int rank : tensor) {
-        for (int context = 0; context < shape_.of(comm::Axis::context); ++context) {
-          options.place = place(shape_.rank({rank, context, 0, stage}));
-          parallel::Stage own(model_, options, pipeline);
-          fill(own, rank, fullest);
-        }
+        options.place = place(shape_.rank({rank, 0, 0, stage}));
+        parallel::Stage own(model_, options, pipeline);
+        fill(own, rank, fullest);
       }
       columns.push_back(std::move(fullest));
       progress.show(static_cast<double>(stage + 1) / stages,
@@ -144,11 +142,11 @@ class Columns {
 
   /// The stage's column, if a data rank of `stage` holds more than it.
   void fill(parallel::Stage& stage, int tensor, Column& column) const {
-    const int number = stage.options().place.stage, context = shape_.of(comm::Axis::context);
-    for (const int rank : plan::fullest_data_ranks(stage, shape_.copies(), question_.snapshots)) {
+    const int data = shape_.of(comm::Axis::data), number = stage.options().place.stage;
+    for (const int rank : plan::fullest_data_ranks(stage, data, question_.snapshots)) {
       if (!train::trains_alone(config_)) stage.move_to(rank);
       plan::MemoryQuestion question = question_;
-      question.rank = shape_.rank({tensor, rank % context, rank / context, number});
+      question.rank = shape_.rank({tensor, 0, rank, number});
       data_parallel::add_method_memory(question, config_, stage, place_);
       Memory memory = plan::predict_memory(stage, question);
       const Sums sums = sums_of(memory, on_host_);

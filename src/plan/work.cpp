@@ -1,7 +1,5 @@
 #include "trireme/plan/work.hpp"
 
-#include <algorithm>
-
 #include "trireme/core/error.hpp"
 
 namespace trireme::plan {
@@ -75,10 +73,6 @@ void describe(Work& work, const Tensor& parameters, const Tensor& momentum, cons
 
 }  // namespace detail
 
-double Work::visible() const {
-  return causal ? 1 - 0.5 * static_cast<double>(std::min(m, n)) / static_cast<double>(n) : 1;
-}
-
 double Work::flops() const {
   const double each = 2.0 * static_cast<double>(m) * static_cast<double>(n) *
                       static_cast<double>(k) * static_cast<double>(count);
@@ -86,9 +80,9 @@ double Work::flops() const {
     case Kind::product:
       return each;
     case Kind::attention:  // q·kᵀ and p·v
-      return 2 * each * visible();
+      return 2 * each * (causal ? 0.5 : 1);
     case Kind::attention_backward:  // the scores again, and four products
-      return 5 * each * visible();
+      return 5 * each * (causal ? 0.5 : 1);
     case Kind::memory:
     case Kind::update:
       return 0;
