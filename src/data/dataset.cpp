@@ -86,7 +86,7 @@ class ReaderCache {
  public:
   explicit ReaderCache(std::int64_t bytes)
       : chunks(static_cast<std::size_t>(std::max(bytes, least_bytes))),
-        weights(static_cast<std::size_t>(std::max(bytes / 4, least_bytes))),
+        weights(static_cast<std::size_t>(std::max(bytes / 2, least_bytes))),
         ends(end_bytes) {}
 
   ShardReader& open(std::uint64_t reader, std::size_t shard, const auto& make) {

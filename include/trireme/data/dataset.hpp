@@ -51,9 +51,11 @@ class TokenReader {
   virtual void weights(std::int64_t begin, std::span<std::byte> out);
 };
 
-/// Decoded chunks and open shards of several readers, the least recently used dropped first.
+/// Decoded chunks of several readers, the least recently used dropped first, and the last shards
+/// that they opened.
 class ReaderCache;
-/// Keeps at most `bytes` of decoded chunks (at least four chunks). With ids of 2 bytes the default
+/// Keeps at most `bytes` of decoded chunks of tokens (at least four chunks), and half as much of
+/// loss weights: those of as many tokens, with ids of 2 bytes. With ids of 2 bytes the default
 /// holds a group of windows of the default size (data.group_mb), so that a random order decodes
 /// each chunk once; with ids of 4 bytes it holds about half of one.
 std::shared_ptr<ReaderCache> make_reader_cache(std::int64_t bytes = std::int64_t{288} << 20);
