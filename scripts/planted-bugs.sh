@@ -48,7 +48,7 @@ edit() {
 # The build target that a test needs.
 target() {
   case $1 in
-    parallel.layout_matrix.*) echo layout_matrix ;;
+    parallel.layout_matrix.*|parallel.context_matrix.*) f=${1#parallel.}; echo "${f%%.*}" ;;
     train.reshard_grid) echo reshard_grid ;;
     comm.watchdog_test) echo watchdog_program ;;
     cuda.cublas_products) echo cublas_products_test ;;

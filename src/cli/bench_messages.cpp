@@ -71,10 +71,10 @@ void add_bench_collectives(CLI::App& bench, Command& command) {
             "all, or some of all_reduce,\nreduce_scatter, all_gather, broadcast,\nall_to_all, "
             "send_receive");
   add_value(*app, "--axis", options->axis,
-            "whose groups: tensor, data, pipeline,\nworld, stage, model, shard, replica,\n"
-            "embedding",
-            config::one_of({"tensor", "data", "pipeline", "world", "stage", "model", "shard",
-                            "replica", "embedding"}));
+            "whose groups: tensor, context, data,\npipeline, world, stage, model, shard,\n"
+            "replica, embedding",
+            config::one_of({"tensor", "context", "data", "pipeline", "world", "stage", "model",
+                            "shard", "replica", "embedding"}));
   add_sizes(*app, options->sizes);
   add_value(*app, "--reduction", options->reduction, "sum or max", config::one_of({"sum", "max"}));
   add_value(*app, "--root", options->root, "rank of a group that broadcasts", config::at_least(0));

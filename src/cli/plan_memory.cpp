@@ -115,9 +115,11 @@ class Columns {
     for (int stage = 0; stage < stages; ++stage) {
       Column fullest{.name = std::to_string(stage)};
       for (const int rank : tensor) {
-        options.place = place(shape_.rank({rank, 0, 0, stage}));
-        parallel::Stage own(model_, options, pipeline);
-        fill(own, rank, fullest);
+        for (int context = 0; context < shape_.of(comm::Axis::context); ++context) {
+          options.place = place(shape_.rank({rank, context, 0, stage}));
+          parallel::Stage own(model_, options, pipeline);
+          fill(own, rank, fullest);
+        }
       }
       columns.push_back(std::move(fullest));
       progress.show(static_cast<double>(stage + 1) / stages,
@@ -142,18 +144,17 @@ class Columns {
 
   /// The stage's column, if a data rank of `stage` holds more than it.
   void fill(parallel::Stage& stage, int tensor, Column& column) const {
-    const int data = shape_.of(comm::Axis::data), number = stage.options().place.stage;
-    for (const int rank : plan::fullest_data_ranks(stage, data, question_.snapshots)) {
+    const int number = stage.options().place.stage, context = shape_.of(comm::Axis::context);
+    for (const int rank : plan::fullest_data_ranks(stage, shape_.copies(), question_.snapshots)) {
       if (!train::trains_alone(config_)) stage.move_to(rank);
       plan::MemoryQuestion question = question_;
-      question.rank = shape_.rank({tensor, 0, rank, number});
+      question.rank = shape_.rank({tensor, rank % context, rank / context, number});
       data_parallel::add_method_memory(question, config_, stage, place_);
       Memory memory = plan::predict_memory(stage, question);
       const Sums sums = sums_of(memory, on_host_);
       column.most_host = std::max(column.most_host, sums.host);
-      if (!column.memory.empty() && sums <= column.sums) continue;
-      column.memory = std::move(memory);
-      column.sums = sums;
+      if (column.memory.empty() || sums > column.sums)
+        column.memory = std::move(memory), column.sums = sums;
     }
     column.layers = 0;
     for (int unit = 1; unit < stage.last_unit(); ++unit)

@@ -70,10 +70,10 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
       ledger_(ledger) {
   TRIREME_ASSERT(shape.size() == session.size(), "{} over {} ranks", shape.to_string(),
                  session.size());
-  TRIREME_ASSERT(shape.of(Axis::data) % shape.shard_size() == 0 &&
-                     shape.of(Axis::tensor) % shape.kv_size() == 0,
-                 "shard groups of {}, key/value groups of {} in {}", shape.shard_size(),
-                 shape.kv_size(), shape.to_string());
+  TRIREME_ASSERT(
+      shape.copies() % shape.shard_size() == 0 && shape.of(Axis::tensor) % shape.kv_size() == 0,
+      "shard groups of {}, key/value groups of {} in {}", shape.shard_size(), shape.kv_size(),
+      shape.to_string());
   choose_messages(options);
   make_groups();
   const BackendFacts facts = backend_facts(options);
@@ -86,6 +86,7 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
   mpi_check(MPI_Get_processor_name(host, &length), "MPI_Get_processor_name");
   where_ = fmt::format("rank {} of {}:", session.rank(), session.size());
   for (const Axis axis : settable_axes) {
+    if (axis == Axis::context && shape.of(axis) == 1) continue;
     where_ += fmt::format(" {} {}{}", name_of(axis), coordinate(axis),
                           axis == settable_axes.back() ? "" : ",");
   }

@@ -1,3 +1,4 @@
+// Long because degrees, groups and warnings share the arithmetic of one grid.
 #include "trireme/comm/shape.hpp"
 
 #include <algorithm>
@@ -55,6 +56,7 @@ int GridShape::rank(const std::array<int, axis_count>& coordinates) const {
 std::string GridShape::to_string() const {
   std::string text;
   for (const Axis axis : settable_axes) {
+    if (axis == Axis::context && of(axis) == 1) continue;
     if (!text.empty()) text += " × ";
     text += fmt::format("{} {}", name_of(axis), of(axis));
   }
@@ -91,13 +93,14 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int rank) {
   const auto along = [&](std::initializer_list<Axis> axes) {
     return ranks_along(shape, axes, rank);
   };
-  const int own = shape.coordinates(rank)[static_cast<std::size_t>(data)];
+  const int own = rank / shape.of(tensor) % shape.copies();
   const int shard = shape.shard_size();
-  // `count` ranks along the data axis, from number `first` on.
-  const auto data_ranks = [&](int first, int step, int count) {
-    const int stride = shape.of(tensor) * shape.of(context);
+  // `count` copies, from number `first` on.
+  const auto copies = [&](int first, int step, int count) {
     std::vector<int> result;
-    for (int i = 0; i < count; ++i) result.push_back(rank + (first + i * step - own) * stride);
+    for (int i = 0; i < count; ++i) {
+      result.push_back(rank + (first + i * step - own) * shape.of(tensor));
+    }
     return result;
   };
   switch (kind) {
@@ -106,7 +109,7 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int rank) {
     case GroupKind::context:
       return along({context});
     case GroupKind::data:
-      return along({data});
+      return along({context, data});
     case GroupKind::pipeline:
       return along({pipeline});
     case GroupKind::world:
@@ -116,9 +119,9 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int rank) {
     case GroupKind::model:
       return along({tensor, context, pipeline});
     case GroupKind::shard:
-      return data_ranks(own / shard * shard, 1, shard);
+      return copies(own / shard * shard, 1, shard);
     case GroupKind::replica:
-      return data_ranks(own % shard, shard, shape.of(data) / shard);
+      return copies(own % shard, shard, shape.copies() / shard);
     case GroupKind::embedding: {
       std::vector<int> stages = along({pipeline});
       if (rank != stages.front() && rank != stages.back()) return {rank};
@@ -144,7 +147,7 @@ int group_size(const GridShape& shape, GroupKind kind, int rank) {
     case GroupKind::context:
       return shape.of(context);
     case GroupKind::data:
-      return shape.of(data);
+      return shape.copies();
     case GroupKind::pipeline:
       return shape.of(pipeline);
     case GroupKind::world:
@@ -156,7 +159,7 @@ int group_size(const GridShape& shape, GroupKind kind, int rank) {
     case GroupKind::shard:
       return shape.shard_size();
     case GroupKind::replica:
-      return shape.of(data) / shape.shard_size();
+      return shape.copies() / shape.shard_size();
     case GroupKind::embedding: {
       const int stages = shape.of(pipeline),
                 own = shape.coordinates(rank)[static_cast<int>(pipeline)];
@@ -205,12 +208,14 @@ struct Candidate {
   double distance = 0;     // of all given degrees, in powers of two
 };
 
-enum class Key : std::uint8_t { tensor, pipeline, data };
+enum class Key : std::uint8_t { tensor, context, pipeline, data };
 
 std::int64_t of(const Degrees& degrees, Key key) {
   switch (key) {
     case Key::tensor:
       return degrees.tensor;
+    case Key::context:
+      return degrees.context;
     case Key::pipeline:
       return degrees.pipeline;
     case Key::data:
@@ -219,22 +224,40 @@ std::int64_t of(const Degrees& degrees, Key key) {
   no_case_for(key);
 }
 
+/// "tensor 2 × pipeline 1 × data ", and the context degree where one was asked for.
+std::string product_of(const Degrees& degrees, bool context) {
+  return fmt::format("tensor {} ×{} pipeline {} × data ", degrees.tensor,
+                     context ? fmt::format(" context {} ×", degrees.context) : "",
+                     degrees.pipeline);
+}
+
+/// Every layout that fills the world; without a context axis where none was asked for.
+std::vector<Degrees> all_layouts(std::int64_t world, bool context) {
+  std::vector<Degrees> all;
+  for (const std::int64_t tensor : divisors(world)) {
+    const std::int64_t left = world / tensor;
+    for (const std::int64_t part : context ? divisors(left) : std::vector<std::int64_t>{1}) {
+      for (const std::int64_t pipeline : divisors(left / part)) {
+        all.push_back({tensor, part, pipeline, left / part / pipeline});
+      }
+    }
+  }
+  return all;
+}
+
 /// The best layout for each value of the refused degree, nearest value first.
 std::vector<Candidate> nearest_layouts(std::int64_t world, const Degrees& asked, Key refused) {
   std::vector<Candidate> all;
-  for (const std::int64_t tensor : divisors(world)) {
-    for (const std::int64_t pipeline : divisors(world / tensor)) {
-      Candidate each{{tensor, pipeline, world / tensor / pipeline}};
-      for (const Key key : {Key::tensor, Key::pipeline, Key::data}) {
-        if (key == Key::data && asked.data == 0) continue;
-        const std::int64_t wanted = std::max<std::int64_t>(of(asked, key), 1);
-        const std::int64_t got = of(each.degrees, key);
-        if (key != refused && got != wanted) ++each.others_changed;
-        each.distance +=
-            std::abs(std::log2(static_cast<double>(got) / static_cast<double>(wanted)));
-      }
-      all.push_back(each);
+  for (const Degrees& degrees : all_layouts(world, asked.context != 1)) {
+    Candidate each{degrees};
+    for (const Key key : {Key::tensor, Key::context, Key::pipeline, Key::data}) {
+      if (key == Key::data && asked.data == 0) continue;
+      const std::int64_t wanted = std::max<std::int64_t>(of(asked, key), 1);
+      const std::int64_t got = of(each.degrees, key);
+      if (key != refused && got != wanted) ++each.others_changed;
+      each.distance += std::abs(std::log2(static_cast<double>(got) / static_cast<double>(wanted)));
     }
+    all.push_back(each);
   }
   std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
     return a.others_changed != b.others_changed ? a.others_changed < b.others_changed
@@ -253,8 +276,8 @@ std::vector<Candidate> nearest_layouts(std::int64_t world, const Degrees& asked,
 
 [[noreturn]] void refuse(std::int64_t world, const Degrees& asked, Key refused,
                          const std::string& rule) {
-  constexpr std::array<std::string_view, 3> names = {"parallel.tensor", "parallel.pipeline",
-                                                     "parallel.data"};
+  constexpr std::array<std::string_view, 4> names = {"parallel.tensor", "parallel.context",
+                                                     "parallel.pipeline", "parallel.data"};
   std::vector<Candidate> nearest = nearest_layouts(world, asked, refused);
   nearest.resize(std::min<std::size_t>(nearest.size(), 2));
   std::sort(nearest.begin(), nearest.end(), [&](const Candidate& a, const Candidate& b) {
@@ -263,10 +286,9 @@ std::vector<Candidate> nearest_layouts(std::int64_t world, const Degrees& asked,
   std::string values;
   std::string layouts;
   for (const Candidate& each : nearest) {
-    const Degrees& degrees = each.degrees;
-    values += fmt::format("{}{}", values.empty() ? "" : " or ", of(degrees, refused));
-    layouts += fmt::format("{}tensor {} × pipeline {} × data {}", layouts.empty() ? "" : ", ",
-                           degrees.tensor, degrees.pipeline, degrees.data);
+    values += fmt::format("{}{}", values.empty() ? "" : " or ", of(each.degrees, refused));
+    layouts += fmt::format("{}{}{}", layouts.empty() ? "" : ", ",
+                           product_of(each.degrees, asked.context != 1), each.degrees.data);
   }
   if (refused == Key::data) values += ", or 0 for the rest of the world";
   throw ConfigError(std::string(names.at(static_cast<std::size_t>(refused))),
@@ -278,38 +300,45 @@ std::vector<Candidate> nearest_layouts(std::int64_t world, const Degrees& asked,
 
 GridShape make_grid_shape(int world, const Degrees& degrees) {
   TRIREME_ASSERT(world >= 1, "a world of {} ranks", world);
-  const auto& [tensor, pipeline, data] = degrees;
-  if (tensor < 1 || world % tensor != 0) {
-    refuse(world, degrees, Key::tensor, fmt::format("must divide the number of ranks, {}", world));
+  std::int64_t left = world;
+  std::string taken;  // "tensor 2", "tensor 2 and context 2"
+  for (const Key key : {Key::tensor, Key::context, Key::pipeline}) {
+    constexpr std::array<std::string_view, 3> names = {"tensor", "context", "pipeline"};
+    const std::int64_t degree = of(degrees, key);
+    if (degree < 1 || left % degree != 0) {
+      refuse(world, degrees, key,
+             taken.empty()
+                 ? fmt::format("must divide the number of ranks, {}", world)
+                 : fmt::format("must divide the {} that {} ranks leave to {}", left, world, taken));
+    }
+    left /= degree;
+    if (degree == 1) continue;
+    taken += fmt::format("{}{} {}", taken.empty() ? "" : " and ",
+                         names.at(static_cast<std::size_t>(key)), degree);
   }
-  const std::int64_t left = world / tensor;
-  if (pipeline < 1 || left % pipeline != 0) {
-    refuse(world, degrees, Key::pipeline,
-           tensor == 1 ? fmt::format("must divide the number of ranks, {}", world)
-                       : fmt::format("must divide the {} that {} ranks leave to tensor {}", left,
-                                     world, tensor));
-  }
-  const std::int64_t rest = left / pipeline;
-  if (data != 0 && data != rest) {
+  if (degrees.data != 0 && degrees.data != left) {
     refuse(world, degrees, Key::data,
-           fmt::format("must be {}, as tensor {} × pipeline {} × data must be the number of ranks, "
-                       "{}",
-                       rest, tensor, pipeline, world));
+           fmt::format("must be {}, as {}must be the number of ranks, {}", left,
+                       product_of(degrees, degrees.context != 1), world));
   }
   GridShape shape;
-  shape.degree[static_cast<int>(Axis::tensor)] = static_cast<int>(tensor);
-  shape.degree[static_cast<int>(Axis::pipeline)] = static_cast<int>(pipeline);
-  shape.degree[static_cast<int>(Axis::data)] = static_cast<int>(rest);
+  const auto set = [&](Axis axis, std::int64_t degree) {
+    shape.degree[static_cast<std::size_t>(axis)] = static_cast<int>(degree);
+  };
+  set(Axis::tensor, degrees.tensor);
+  set(Axis::context, degrees.context);
+  set(Axis::pipeline, degrees.pipeline);
+  set(Axis::data, left);
   return shape;
 }
 
 int shard_degree(const GridShape& shape, std::int64_t group) {
-  const int data = shape.of(Axis::data);
-  if (group == 0) return data;
-  if (group >= 1 && data % group == 0) return static_cast<int>(group);
+  const int copies = shape.copies();
+  if (group == 0) return copies;
+  if (group >= 1 && copies % group == 0) return static_cast<int>(group);
   std::string values;
   std::int64_t below = 1;
-  for (const std::int64_t each : divisors(data)) {
+  for (const std::int64_t each : divisors(copies)) {
     if (each < group) below = each;
     if (each > group) {
       values = group < 1 ? std::to_string(each) : fmt::format("{} or {}", below, each);
@@ -318,7 +347,9 @@ int shard_degree(const GridShape& shape, std::int64_t group) {
   }
   if (values.empty()) values = std::to_string(below);
   throw ConfigError("zero.group", std::to_string(group),
-                    fmt::format("must divide the data-parallel degree, {}", data),
+                    shape.of(Axis::context) == 1
+                        ? fmt::format("must divide the data-parallel degree, {}", copies)
+                        : fmt::format("must divide data × context, {}", copies),
                     fmt::format("use {}", values));
 }
 
@@ -382,14 +413,13 @@ std::vector<std::string> topology_warnings(const GridShape& shape, std::span<con
 int shard_inside_node(const GridShape& shape, std::span<const int> node_of) {
   TRIREME_ASSERT(static_cast<int>(node_of.size()) == shape.size(), "{} ranks on nodes, {} in {}",
                  node_of.size(), shape.size(), shape.to_string());
-  const int data = shape.of(Axis::data);
-  const int stride = shape.of(Axis::tensor) * shape.of(Axis::context);
-  for (int shard = data; shard > 1; --shard) {
-    if (data % shard != 0) continue;
+  const int tensor = shape.of(Axis::tensor);
+  for (int shard = shape.copies(); shard > 1; --shard) {
+    if (shape.copies() % shard != 0) continue;
     bool inside = true;
     for (int rank = 0; inside && rank < shape.size(); ++rank) {
-      const int place = shape.coordinates(rank)[static_cast<int>(Axis::data)];
-      if (place % shard == 0) inside = together(node_of, rank, shard, stride);
+      const int place = rank / tensor % shape.copies();
+      if (place % shard == 0) inside = together(node_of, rank, shard, tensor);
     }
     if (inside) return shard;
   }

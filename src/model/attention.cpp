@@ -35,7 +35,8 @@ Attention::Attention(params::ParameterTable& table, int unit, const std::string&
       head_size_(config.head_size()),
       scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_size())))),
       rate_(static_cast<float>(config.attention_dropout)),
-      layer_(layer) {
+      layer_(layer),
+      sequence_(config.sequence) {
   const std::int64_t kv_width = kv_heads_ * head_size_, share = heads_ / kv_heads_;
   in_ = ColumnParallel(table, unit, name + ".qkv", config.width, config.qkv_width(),
                        {.bias = config.bias,
@@ -97,6 +98,11 @@ void Attention::plan(UnitPlan& plan) {
   middle_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), mixed);
   lse_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), heads, DType::f32);
   dfirst_ = plan.add_tiles(plan.between(), plan.rows(), qkv);
+}
+
+void Attention::plan_inner(UnitPlan& plan) {
+  if (plan.shares().context.cuts()) plan_exchange(plan);
+  plan_dmiddle(plan);  // last, since every call uses it
 }
 
 Attention::Heads Attention::split(const Tensor& qkv, const Microbatch& batch,
@@ -182,14 +188,9 @@ void Attention::attend_cached(const UnitContext& context, int tile, const Tensor
   context.ops.attention(out, lse, heads.q, all(keys), all(values), mask, scale_, {}, {}, slice);
 }
 
-void Attention::forward(const UnitContext& context, const Tensor& x) const {
-  project_in(context, x);
-  attend(context);
-}
-
-void Attention::recompute(const UnitContext& context, const Tensor& x) const {
-  if (recomputes_from_input()) project_in(context, x);
-  if (middle_.front().area == Area::rebuilt) attend(context);
+void Attention::attend(std::span<const UnitContext* const> calls) const {
+  if (calls.front()->shares.context.cuts()) return attend_pairs(calls);
+  for (const UnitContext* context : calls) attend(*context);
 }
 
 void Attention::backward_output_weight(const UnitContext& context, const Tensor& dy) const {
@@ -197,9 +198,25 @@ void Attention::backward_output_weight(const UnitContext& context, const Tensor&
 }
 
 void Attention::backward_inner(const UnitContext& context, const Tensor& dy) const {
+  out_.backward_input(context, context.full(dmiddle_), dy);
+}
+
+void Attention::attend_backward(std::span<const UnitContext* const> calls) const {
+  if (calls.front()->shares.context.cuts()) attend_pairs_backward(calls);
+  for (const UnitContext* context : calls) {
+    if (!context->shares.context.cuts()) attend_backward(*context);
+    const std::vector<Tensor> dqkv = context->full(dfirst_);
+    for (std::size_t i = 0; i < dqkv.size(); ++i) {
+      if (dqkv[i].elements() == 0) continue;
+      rotate(*context, dqkv[i],
+             heads_of_tile(heads_, kv_heads_, context->shares.tiles, static_cast<int>(i)), true);
+    }
+  }
+}
+
+void Attention::attend_backward(const UnitContext& context) const {
   const Microbatch& batch = context.batch;
   const std::vector<Tensor> dmixed = context.full(dmiddle_), dqkv = context.full(dfirst_);
-  out_.backward_input(context, dmixed, dy);
   for (std::size_t i = 0; i < dqkv.size(); ++i) {
     const TileHeads own =
         heads_of_tile(heads_, kv_heads_, context.shares.tiles, static_cast<int>(i));
@@ -214,7 +231,6 @@ void Attention::backward_inner(const UnitContext& context, const Tensor& dy) con
                                    of_queries(context.full(middle_[i])), log_sums(context, i),
                                    heads.q, heads.k, heads.v, causal_mask(batch), scale_,
                                    dropout(context), batch.samples, slice(own));
-    rotate(context, dqkv[i], own, true);
   }
 }
 

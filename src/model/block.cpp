@@ -39,10 +39,8 @@ RowGather ResidualBranch<Layer>::normalize(const UnitContext& context, const Ten
 }
 
 template <class Layer>
-void ResidualBranch<Layer>::forward(const UnitContext& context, const Tensor& y,
-                                    const Tensor& x) const {
-  layer_.forward(context, normalize(context, x).wait());
-  project(context, y);
+void ResidualBranch<Layer>::enter(const UnitContext& context, const Tensor& x) const {
+  layer_.project_in(context, normalize(context, x).wait());
 }
 
 template <class Layer>
@@ -79,17 +77,23 @@ RowGather ResidualBranch<Layer>::recompute(const UnitContext& context, const Ten
 }
 
 template <class Layer>
-void ResidualBranch<Layer>::backward(const UnitContext& context, BackwardPart part,
-                                     const Tensor& dx, const Tensor& dy, const Tensor& x) const {
-  // In this order scratch overlaps: each weight's gradient as soon as its factors exist. Over
-  // tensor ranks the gradient for the input comes first: its sum overlaps with the weight's.
+void ResidualBranch<Layer>::begin_backward(const UnitContext& context, BackwardPart part,
+                                           const Tensor& dy) const {
+  const RowGather gather = dropout_.backward(context, part, dy);
+  if (has_weight(part)) layer_.recompute_middle(context);
+  const Tensor dlayer = gather.wait();
+  // In this order scratch overlaps: each weight's gradient as soon as its factors exist.
+  if (has_weight(part)) layer_.backward_output_weight(context, dlayer);
+  if (has_input(part)) layer_.backward_inner(context, dlayer);
+}
+
+template <class Layer>
+void ResidualBranch<Layer>::end_backward(const UnitContext& context, BackwardPart part,
+                                         const Tensor& dx, const Tensor& dy,
+                                         const Tensor& x) const {
+  // Over tensor ranks the gradient for the input comes first: its sum overlaps with the weight's.
   const bool input = has_input(part), weight = has_weight(part);
   const bool overlaps = context.tensor.group.size() > 1;
-  const RowGather gather = dropout_.backward(context, part, dy);
-  if (weight) layer_.recompute_middle(context);
-  const Tensor dlayer = gather.wait();
-  if (weight) layer_.backward_output_weight(context, dlayer);
-  if (input) layer_.backward_inner(context, dlayer);
   const auto input_weight = [&] {
     // Of this rank's rows only where they are all rows (see plan).
     if (normed_.area == Area::scratch) normalize(context, x).wait();
@@ -124,36 +128,78 @@ void Block::plan(UnitPlan& plan) {
   plan.overlay([&] { attention_.plan(plan); }, [&] { mlp_.plan(plan); });
 }
 
+namespace {
+
+template <class Call>
+std::vector<const UnitContext*> contexts_of(std::span<const Call> calls) {
+  std::vector<const UnitContext*> contexts;
+  for (const Call& call : calls) contexts.push_back(&call.context);
+  return contexts;
+}
+
+}  // namespace
+
 void Block::forward(const UnitContext& context, const Tensor& y, const Tensor& x) const {
-  const Tensor middle = context.local(middle_);
-  attention_.forward(context, middle, x);
-  mlp_.forward_sum(context, y, middle, x, middle);
-  context.ops.add(y, middle, y);
+  const ForwardCall call{context, y, x};
+  forward_pairs({&call, 1});
 }
 
 void Block::recompute(const UnitContext& context, const Tensor& x) const {
-  const Tensor middle = context.local(middle_);
-  // The second norm's gather overlaps with attention, unless its input is recomputed.
-  const bool kept = middle_.area != Area::rebuilt;
-  RowGather second;
-  if (kept) second = mlp_.recompute(context, middle);
-  const RowGather first = attention_.recompute(context, x);
-  if (!kept) {
-    attention_.project(context, middle);
-    context.ops.add(middle, x, middle);
-    second = mlp_.recompute(context, middle);
-  }
-  first.wait();
-  second.wait();
+  const BackwardCall call{context, {}, {}, x};
+  recompute_pairs({&call, 1});
 }
 
 void Block::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
                      const Tensor& dy, const Tensor& x) const {
-  const Tensor middle = context.local(middle_);
+  const BackwardCall call{context, dx, dy, x};
+  backward_pairs({&call, 1}, part);
+}
+
+void Block::forward_pairs(std::span<const ForwardCall> calls) const {
+  for (const ForwardCall& call : calls) attention_.enter(call.context, call.x);
+  attention_.layer().attend(contexts_of(calls));
+  for (const auto& [context, y, x] : calls) {
+    const Tensor middle = context.local(middle_);
+    attention_.project(context, middle);
+    mlp_.forward_sum(context, y, middle, x, middle);
+    context.ops.add(y, middle, y);
+  }
+}
+
+void Block::recompute_pairs(std::span<const BackwardCall> calls) const {
+  // The second norm's gather overlaps with attention, unless its input is recomputed.
+  const bool kept = middle_.area != Area::rebuilt;
+  std::vector<RowGather> gathers;
+  for (const BackwardCall& call : calls) {
+    if (kept) gathers.push_back(mlp_.recompute(call.context, call.context.local(middle_)));
+    gathers.push_back(attention_.recompute(call.context, call.x));
+  }
+  attention_.layer().recompute_attend(contexts_of(calls));
+  for (const BackwardCall& call : calls) {
+    if (kept) continue;
+    const Tensor middle = call.context.local(middle_);
+    attention_.project(call.context, middle);
+    call.context.ops.add(middle, call.x, middle);
+    gathers.push_back(mlp_.recompute(call.context, middle));
+  }
+  for (const RowGather& gather : gathers) gather.wait();
+}
+
+void Block::backward_pairs(std::span<const BackwardCall> calls, BackwardPart part) const {
   // A split backward keeps the gradient for `middle` for the weights' part.
-  const Tensor dmiddle = part == BackwardPart::all ? dx : context.local(dmiddle_);
-  mlp_.backward(context, part, dmiddle, dy, middle);
-  attention_.backward(context, part, dx, dmiddle, x);
+  const auto dmiddle = [&](const BackwardCall& call) {
+    return part == BackwardPart::all ? call.dx : call.context.local(dmiddle_);
+  };
+  for (const BackwardCall& call : calls) {
+    const Tensor middle = call.context.local(middle_);
+    mlp_.begin_backward(call.context, part, call.dy);
+    mlp_.end_backward(call.context, part, dmiddle(call), call.dy, middle);
+    attention_.begin_backward(call.context, part, dmiddle(call));
+  }
+  if (has_input(part)) attention_.layer().attend_backward(contexts_of(calls));
+  for (const BackwardCall& call : calls) {
+    attention_.end_backward(call.context, part, call.dx, dmiddle(call), call.x);
+  }
 }
 
 }  // namespace trireme::model

@@ -40,9 +40,18 @@ int add_weight(params::ParameterTable& table, int unit, const std::string& name,
 
 Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
 
-/// Starts `operation`, which then advances without its waiter; in a capture, in each launch. It may
-/// refer to the context's `tensor`, and to nothing else that ends before the graphs.
-device::Event start(const UnitContext& context, std::function<device::Event()> operation) {
+/// All-reduces `value` in place.
+device::Event start_sum(const UnitContext& context, const Tensor& value,
+                        comm::Reduction reduction) {
+  return start_collective(context, [&tensor = context.tensor, value = flat(value), reduction] {
+    return tensor.group.all_reduce(value, reduction, tensor.stream);
+  });
+}
+
+}  // namespace
+
+device::Event start_collective(const UnitContext& context,
+                               std::function<device::Event()> operation) {
   auto started = [operation = std::move(operation), progress = context.tensor.progress] {
     device::Event event = operation();
     if (progress != nullptr) progress->wake();
@@ -52,21 +61,12 @@ device::Event start(const UnitContext& context, std::function<device::Event()> o
   return capture != nullptr ? capture->start(std::move(started)) : started();
 }
 
-/// All-reduces `value` in place.
-device::Event start_sum(const UnitContext& context, const Tensor& value,
-                        comm::Reduction reduction) {
-  return start(context, [&tensor = context.tensor, value = flat(value), reduction] {
-    return tensor.group.all_reduce(value, reduction, tensor.stream);
-  });
-}
-
-}  // namespace
-
 RowGather gather_rows(const UnitContext& context, const Tensor& full) {
   const TensorGroup& tensor = context.tensor;
   if (!context.shares.sequence_parallel || tensor.group.size() == 1) return {full, {}};
-  return {full, start(context, [&tensor, full = flat(full), own = flat(context.local(full)),
-                                counts = row_counts(context, full.extent(1))] {
+  return {full,
+          start_collective(context, [&tensor, full = flat(full), own = flat(context.local(full)),
+                                     counts = row_counts(context, full.extent(1))] {
             return tensor.group.all_gather_v(full, own, counts, tensor.stream);
           })};
 }
@@ -79,8 +79,8 @@ RowSum sum_rows(const UnitContext& context, const Tensor& local, const Tensor& p
   }
   const Tensor sum = partial.type() == local.type() ? local : context.local(partial);
   return {local, sum,
-          start(context, [&tensor, sum = flat(sum), partial = flat(partial),
-                          counts = row_counts(context, partial.extent(1))] {
+          start_collective(context, [&tensor, sum = flat(sum), partial = flat(partial),
+                                     counts = row_counts(context, partial.extent(1))] {
             return tensor.group.reduce_scatter_v(sum, partial, counts, comm::Reduction::sum,
                                                  tensor.stream);
           })};

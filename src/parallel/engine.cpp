@@ -1,3 +1,4 @@
+// Long because a walk, its messages and its sums share the state of one engine.
 #include "trireme/parallel/engine.hpp"
 
 #include <algorithm>
@@ -25,8 +26,9 @@ std::size_t Engine::batch_bytes(const Stage& stage, bool host) {
   const std::size_t losses = loss_bytes(stage);
   if (host) return losses;
   const StageOptions& options = stage.options();
-  return 2 * (losses + DeviceBatches::bytes(options.micro_batches, options.sequences,
-                                            stage.model().config().sequence));
+  return 2 *
+         (losses + DeviceBatches::bytes(options.micro_batches, options.sequences,
+                                        stage.model().config().sequence, stage.shares().context));
 }
 
 Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
@@ -42,12 +44,13 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       memory_(stage.memory(), state.gradients(), ledger),
       tensor_stream_(device_),
       state_stream_(device_),
-      tensor_{groups.tensor, groups.kv, tensor_stream_},
+      tensor_{groups.tensor, groups.kv, tensor_stream_, nullptr, nullptr, &groups.context},
       gathered_(static_cast<std::size_t>(state.gather_buffers().count)),
       gradients_({.state = state,
                   .stage = stage,
                   .ops = ops,
                   .tensor = tensor_,
+                  .context = groups.context,
                   .shard = GradientSums(groups.shard, groups.narrow_gradients),
                   .embedding = groups.embedding,
                   .method = method,
@@ -58,7 +61,8 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .threads = options.threads},
                  ledger),
       batches_(stage.options().micro_batches, stage.options().sequences,
-               stage.model().config().sequence, ledger, stage.options().planned),
+               stage.model().config().sequence, stage.shares().context, ledger,
+               stage.options().planned),
       loss_buffer_(ledger, device::Use::batch, loss_bytes(stage)),
       losses_(loss_buffer_.view(DType::f64,
                                 {stage.options().micro_batches, stage.memory().leaves().count})),
@@ -92,7 +96,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   // Messages between stages must progress while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
   const bool reduces = groups.data.size() > 1 || stage.options().served;
-  const bool tensor = groups.tensor.size() > 1;
+  const bool tensor = groups.tensor.size() > 1 || groups.context.size() > 1;
   const bool moves = messages || ((reduces || tensor) && options.overlap);
   if (moves && !stage.options().planned) {
     progress_ = std::make_unique<comm::Progress>(streams);
@@ -287,17 +291,23 @@ void Engine::run(const Walk& walk) {
 
 double Engine::sum_sets() {
   const Section section(recorder_, "sum loss and norm");
-  add_pairwise(
-      static_cast<std::int64_t>(set_sums_.size()), [&](std::int64_t to, std::int64_t from) {
+  stage_.add_sets(
+      [&](std::int64_t to, std::int64_t from) {
         set_sums_[static_cast<std::size_t>(to)] += set_sums_[static_cast<std::size_t>(from)];
+      },
+      [&](std::int64_t set) {
+        double& sum = set_sums_[static_cast<std::size_t>(set)];
+        sum = groups_.context.all_reduce(sum, comm::Reduction::sum);
+        if (groups_.context.rank() > 0) sum = -0.0;  // the sum over all copies has it once
       });
   return groups_.data.all_reduce(set_sums_.front(), comm::Reduction::sum);
 }
 
-void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
-  TRIREME_ASSERT(static_cast<int>(batches.size()) == stage_.options().micro_batches,
-                 "{} micro-batches for a program of {}", batches.size(),
+void Engine::start_step(const std::vector<HostMicrobatch>& whole) {
+  TRIREME_ASSERT(static_cast<int>(whole.size()) == stage_.options().micro_batches,
+                 "{} micro-batches for a program of {}", whole.size(),
                  stage_.options().micro_batches);
+  const std::vector<HostMicrobatch>& batches = own_parts(whole);
   const int leaves = memory_.plan().leaves().count;
   std::fill(set_sums_.begin(), set_sums_.end(), 0.0);
   for (std::size_t m = 0; m < batches.size(); ++m) {
@@ -344,7 +354,14 @@ LossSum Engine::step_sums() {
   return {groups_.pipeline.all_reduce(own, comm::Reduction::sum), denominator_};
 }
 
-std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
+const std::vector<HostMicrobatch>& Engine::own_parts(std::span<const HostMicrobatch> batches) {
+  taken_.clear();
+  for (const HostMicrobatch& batch : batches) taken_.push_back(batch.cut(stage_.shares().context));
+  return taken_;
+}
+
+std::vector<LossSum> Engine::evaluate(const HostMicrobatch& whole) {
+  const HostMicrobatch& batch = own_parts({&whole, 1}).front();
   batches_.take(batch);
   zero_losses();
   run({.program = &stage_.forward_program()});
@@ -353,10 +370,22 @@ std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
   device::wait_for(device_);
   const int leaves = memory_.plan().leaves().count;
   const auto* sums = losses_read_.values().as<double>();  // zeros but on the last stage
+  const int pairs = stage_.shares().context.count;
   std::vector<LossSum> result;
-  for (int leaf = 0; leaf < leaves; ++leaf) {
-    result.push_back({groups_.pipeline.all_reduce(sums[leaf], comm::Reduction::sum),
-                      batch.weight(leaf, leaves)});
+  for (int first = 0; first < leaves; first += pairs) {
+    std::vector<LossSum> parts;
+    for (int leaf = first; leaf < first + pairs; ++leaf) {
+      parts.push_back({sums[leaf], batch.weight(leaf, leaves)});
+    }
+    add_pairwise(pairs, [&](std::int64_t to, std::int64_t from) {
+      parts[static_cast<std::size_t>(to)].loss += parts[static_cast<std::size_t>(from)].loss;
+      parts[static_cast<std::size_t>(to)].weight += parts[static_cast<std::size_t>(from)].weight;
+    });
+    const auto add = [](comm::Communicator& group, double sum) {
+      return group.all_reduce(sum, comm::Reduction::sum);
+    };
+    result.push_back({add(groups_.pipeline, add(groups_.context, parts.front().loss)),
+                      add(groups_.context, parts.front().weight)});
   }
   return result;
 }
@@ -370,6 +399,7 @@ void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValue
 }
 
 void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
+  TRIREME_ASSERT(!stage_.shares().context.cuts(), "logits of cut sequences");
   batches_.take(batch);
   run({.program = &stage_.forward_program(), .logits = logits});
   wait_for_messages();

@@ -80,6 +80,18 @@ void Engine::compute(const UnitAction& action) {
   options_.compute_action(kind, now);
 }
 
+template <class Visit>
+void Engine::for_each_sequence(const UnitAction& action, const Visit& visit) {
+  const int leaves = memory_.plan().leaves().count, pairs = stage_.shares().context.count;
+  for (int first = 0; first < leaves; first += pairs) {
+    std::vector<model::Microbatch> tokens;
+    for (int leaf = first; leaf < first + pairs; ++leaf) {
+      tokens.push_back(leaf_of(batches_[action.micro_batch], leaf, leaves));
+    }
+    visit(std::span<const model::Microbatch>(tokens), first);
+  }
+}
+
 void Engine::forward(const UnitAction& action) {
   const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
   const auto unit = static_cast<std::size_t>(action.unit);
@@ -91,23 +103,30 @@ void Engine::forward(const UnitAction& action) {
     y = action.output_slot >= 0 ? memory_.message(Message::send_activation, action.output_slot)
                                 : memory_.next_input(action);
   }
-  for (int leaf = 0; leaf < leaves; ++leaf) {
-    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
-    const Tensor own = leaf_rows(x, leaf);
-    if (last && walk_.logits) {
-      compute_logits(action, tokens, leaf, own);
-      continue;
+  if (last && walk_.logits) {
+    for (int leaf = 0; leaf < leaves; ++leaf) {
+      compute_logits(action, leaf_of(batches_[action.micro_batch], leaf, leaves), leaf,
+                     leaf_rows(x, leaf));
     }
-    const int set = walk_.mode == model::Mode::train ? stage_.set_of(action.micro_batch, leaf) : 0;
-    model::UnitContext call = context(tokens, action, leaf, set);
-    if (walk_.caches != nullptr && !(*walk_.caches)[unit].keys.empty()) {
-      call.cache = &(*walk_.caches)[unit];
-    }
-    call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
-                    .slice(1, leaf, leaf + 1)
-                    .reshape({1});
-    stage_.model().units()[unit]->forward(call, leaf_rows(y, leaf), own);
+    return;
   }
+  for_each_sequence(action, [&](std::span<const model::Microbatch> pairs, int first) {
+    std::vector<model::ForwardCall> calls;
+    for (const model::Microbatch& tokens : pairs) {
+      const int leaf = first + static_cast<int>(calls.size());
+      const int set =
+          walk_.mode == model::Mode::train ? stage_.set_of(action.micro_batch, leaf) : 0;
+      model::UnitContext call = context(tokens, action, leaf, set);
+      if (walk_.caches != nullptr && !(*walk_.caches)[unit].keys.empty()) {
+        call.cache = &(*walk_.caches)[unit];
+      }
+      call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
+                      .slice(1, leaf, leaf + 1)
+                      .reshape({1});
+      calls.push_back({call, leaf_rows(y, leaf), leaf_rows(x, leaf)});
+    }
+    stage_.model().units()[unit]->forward_pairs(calls);
+  });
 }
 
 void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf,
@@ -125,7 +144,6 @@ void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, 
 
 void Engine::backward(const UnitAction& action) {
   const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
-  const int leaves = memory_.plan().leaves().count;
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
   const bool whole = action.kind == Kind::backward, input = action.kind == Kind::backward_input;
   const Tensor dy = output_gradient(action);
@@ -135,15 +153,17 @@ void Engine::backward(const UnitAction& action) {
     dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
                                  : memory_.input_gradient(action);
   }
-  for (int leaf = 0; leaf < leaves; ++leaf) {
-    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
-    const int set = stage_.set_of(action.micro_batch, leaf);
-    const model::UnitContext call = context(tokens, action, leaf, set);
-    const Tensor own = leaf_rows(x, leaf);
-    if (whole || action.kind == Kind::recompute) unit.recompute(call, own);
-    if (action.kind == Kind::recompute) continue;
-    unit.backward(call, part_of(action.kind), leaf_rows(dx, leaf), leaf_rows(dy, leaf), own);
-  }
+  for_each_sequence(action, [&](std::span<const model::Microbatch> pairs, int first) {
+    std::vector<model::BackwardCall> calls;
+    for (const model::Microbatch& tokens : pairs) {
+      const int leaf = first + static_cast<int>(calls.size());
+      const int set = stage_.set_of(action.micro_batch, leaf);
+      calls.push_back({context(tokens, action, leaf, set), leaf_rows(dx, leaf), leaf_rows(dy, leaf),
+                       leaf_rows(x, leaf)});
+    }
+    if (whole || action.kind == Kind::recompute) unit.recompute_pairs(calls);
+    if (action.kind != Kind::recompute) unit.backward_pairs(calls, part_of(action.kind));
+  });
 }
 
 }  // namespace trireme::parallel

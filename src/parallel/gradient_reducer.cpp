@@ -232,18 +232,26 @@ void GradientReducer::add_up(int group) {
   const Section section(parts_.recorder, "join gradients");
   const int sets = state_.options().sets;
   for (int set = 0; set < sets; ++set) sums_.join(group, set, ops_, parts_.tensor);
-  // Over this rank's groups of sequences, as a tree that the one over ranks continues. On a host in
-  // parts that stay in its caches until they are added up.
+  const auto of_set = [&](std::int64_t set, const params::Range& part) {
+    return state_.group_gradient(group, static_cast<int>(set)).slice(0, part.begin, part.end);
+  };
+  // Over this rank's sets, as a tree that the one over ranks continues. On a host in parts that
+  // stay in its caches until they are added up.
   const std::int64_t all = state_.group_gradient(group).elements();
-  const std::int64_t part =
-      parts_.stream.device().is_host() ? cached_elements * parts_.threads : all;
-  for (std::int64_t begin = 0; begin < all; begin += part) {
-    const std::int64_t end = std::min(all, begin + part);
-    add_pairwise(sets, [&](std::int64_t to, std::int64_t from) {
-      const Tensor sum = state_.group_gradient(group, static_cast<int>(to)).slice(0, begin, end);
-      const Tensor other = state_.group_gradient(group, static_cast<int>(from));
-      ops_.add(sum, sum, other.slice(0, begin, end));
-    });
+  const bool whole = parts_.stage.joins_context() || !parts_.stream.device().is_host();
+  const std::int64_t size = whole ? all : cached_elements * parts_.threads;
+  for (std::int64_t begin = 0; begin < all; begin += size) {
+    const params::Range part{begin, std::min(all, begin + size)};
+    parts_.stage.add_sets(
+        [&](std::int64_t to, std::int64_t from) {
+          ops_.add(of_set(to, part), of_set(to, part), of_set(from, part));
+        },
+        [&](std::int64_t set) {
+          const Tensor sum = of_set(set, part);
+          parts_.context.all_reduce(sum, comm::Reduction::sum, parts_.stream).wait();
+          // The sum over all copies of the parameters has it once.
+          if (parts_.context.rank() > 0) ops_.fill(sum, -0.0F);
+        });
   }
 }
 

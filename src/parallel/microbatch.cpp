@@ -13,6 +13,12 @@ model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
   const auto part = [&](const Tensor& t, std::int64_t begin, std::int64_t size) {
     return t ? t.slice(0, begin, begin + size) : Tensor();
   };
+  // Of the sequences that the leaf's pairs of chunks are cut from.
+  const auto whole = [&](const Tensor& t) {
+    if (!t) return Tensor();
+    const std::int64_t pairs = batch.sequences / t.extent(0);
+    return part(t, first / pairs, std::max<std::int64_t>(1, sequences / pairs));
+  };
   return {.sequences = sequences,
           .length = batch.length,
           .inputs = part(batch.inputs, leaf * rows, rows),
@@ -20,6 +26,8 @@ model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
           .weights = part(batch.weights, leaf * rows, rows),
           .positions = part(batch.positions, first, sequences),
           .documents = part(batch.documents, first, sequences),
+          .key_positions = whole(batch.key_positions),
+          .key_documents = whole(batch.key_documents),
           .samples = part(batch.samples, first, sequences),
           .rows = part(batch.rows, leaf * rows, rows),
           .plain = batch.plain};
@@ -39,14 +47,19 @@ bool counts_from_zero(const data::Batch& batch) {
 }  // namespace
 
 HostMicrobatch::HostMicrobatch(data::Batch taken)
-    : contents_(std::make_shared<Contents>(Contents{std::move(taken), {}})) {
+    : HostMicrobatch([&] {
+        auto contents = std::make_shared<Contents>(Contents{.batch = std::move(taken)});
+        const std::int64_t length = contents->batch.length;
+        for (const std::int64_t sample : contents->batch.samples) {
+          for (std::int64_t t = 0; t < length; ++t) contents->rows.push_back(sample * length + t);
+        }
+        return contents;
+      }()) {}
+
+HostMicrobatch::HostMicrobatch(std::shared_ptr<Contents> contents)
+    : contents_(std::move(contents)) {
   data::Batch& batch = contents_->batch;
-  std::vector<std::int64_t>& row_numbers = contents_->rows;
   const std::int64_t sequences = batch.sequences, length = batch.length;
-  row_numbers.reserve(batch.samples.size() * static_cast<std::size_t>(length));
-  for (std::int64_t sample : batch.samples) {
-    for (std::int64_t t = 0; t < length; ++t) row_numbers.push_back(sample * length + t);
-  }
   contents_->all_counted =
       std::ranges::all_of(batch.weights, [](float weight) { return weight == 1.0F; });
   const std::int64_t rows = sequences * length;
@@ -59,10 +72,55 @@ HostMicrobatch::HostMicrobatch(data::Batch taken)
   if (!batch.documents.empty())
     view_.documents = Tensor(batch.documents.data(), {sequences, length});
   view_.samples = Tensor(batch.samples.data(), {sequences});
-  view_.rows = Tensor(row_numbers.data(), {rows});
+  view_.rows = Tensor(contents_->rows.data(), {rows});
+  if (!contents_->key_positions.empty()) {
+    const auto keys = static_cast<std::int64_t>(contents_->key_positions.size());
+    const std::int64_t whole = contents_->whole_length;
+    view_.key_positions = Tensor(contents_->key_positions.data(), {keys / whole, whole});
+    if (!contents_->key_documents.empty()) {
+      view_.key_documents = Tensor(contents_->key_documents.data(), {keys / whole, whole});
+    }
+  }
   // Never with a document mask, even where a window is inside one document: the kernel of a
   // sequence must not depend on the others of its micro-batch.
-  view_.plain = batch.documents.empty() && counts_from_zero(batch);
+  view_.plain = !view_.key_positions && batch.documents.empty() && counts_from_zero(batch);
+}
+
+HostMicrobatch HostMicrobatch::cut(const model::ContextPart& part) const {
+  if (!part.cuts()) return *this;
+  const data::Batch& whole = contents_->batch;
+  const std::int64_t chunk = whole.length / (2 * part.pairs);
+  TRIREME_ASSERT(chunk * 2 * part.pairs == whole.length && contents_->key_positions.empty(),
+                 "{} pairs of chunks of {} tokens", part.pairs, whole.length);
+  auto own = std::make_shared<Contents>();
+  own->whole_length = whole.length;
+  own->batch.length = 2 * chunk;
+  own->batch.sequences = whole.sequences * part.count;
+  own->key_positions = whole.positions;
+  own->key_documents = whole.documents;
+  const auto take = [&](auto& to, const auto& from) {
+    if (from.empty()) return;
+    for (std::int64_t b = 0; b < whole.sequences; ++b) {
+      for (int pair = part.first; pair < part.first + part.count; ++pair) {
+        for (const int half : {0, 1}) {
+          const auto begin = from.begin() + static_cast<std::ptrdiff_t>(
+                                                b * whole.length + part.chunk(pair, half) * chunk);
+          to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(chunk));
+        }
+      }
+    }
+  };
+  take(own->batch.inputs, whole.inputs);
+  take(own->batch.targets, whole.targets);
+  take(own->batch.weights, whole.weights);
+  take(own->batch.positions, whole.positions);
+  take(own->batch.documents, whole.documents);
+  take(own->rows, contents_->rows);
+  for (const std::int64_t sample : whole.samples) {
+    own->batch.samples.insert(own->batch.samples.end(), static_cast<std::size_t>(part.count),
+                              sample);
+  }
+  return HostMicrobatch(std::move(own));
 }
 
 double HostMicrobatch::weight(int leaf, int count) const {
@@ -88,23 +146,26 @@ std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std
   return {static_cast<std::size_t>(count), HostMicrobatch(std::move(batch))};
 }
 
-std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length) {
-  const std::int64_t rows = sequences * length;
+std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length,
+                                 const model::ContextPart& part) {
+  const std::int64_t all = sequences * length, rows = all / part.ranks();
   const auto padded = [](std::int64_t elements, std::size_t size) {
     return device::aligned(static_cast<std::size_t>(elements) * size);
   };
-  // The factor; inputs, targets, weights, positions, documents; rows; samples.
-  return device::alignment +
-         static_cast<std::size_t>(count) *
-             (5 * padded(rows, sizeof(std::int32_t)) + padded(rows, sizeof(std::int64_t)) +
-              padded(sequences, sizeof(std::int64_t)));
+  // The factor; inputs, targets, weights, positions, documents; those of keys; rows; samples.
+  return device::alignment + static_cast<std::size_t>(count) *
+                                 (5 * padded(rows, sizeof(std::int32_t)) +
+                                  (part.cuts() ? 2 * padded(all, sizeof(std::int32_t)) : 0) +
+                                  padded(rows, sizeof(std::int64_t)) +
+                                  padded(sequences * part.count, sizeof(std::int64_t)));
 }
 
 DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
-                             device::MemoryLedger& ledger, bool planned)
+                             const model::ContextPart& part, device::MemoryLedger& ledger,
+                             bool planned)
     : device_(ledger.device()), planned_(planned), factor_(&host_factor_, {1}) {
   if (device_.is_host()) return;
-  const std::size_t all = bytes(count, sequences, length);
+  const std::size_t all = bytes(count, sequences, length, part);
   batch_bytes_ = (all - device::alignment) / static_cast<std::size_t>(count);
   buffer_ = device::Buffer(ledger, device::Use::batch, all);
   staging_ = device::Buffer::staging(ledger, device::Use::batch, all);
@@ -128,7 +189,8 @@ void DeviceBatches::take(std::span<const HostMicrobatch> batches, double factor)
     using model::Microbatch;
     for (Tensor Microbatch::*member :
          {&Microbatch::inputs, &Microbatch::targets, &Microbatch::weights, &Microbatch::positions,
-          &Microbatch::documents, &Microbatch::samples, &Microbatch::rows}) {
+          &Microbatch::documents, &Microbatch::key_positions, &Microbatch::key_documents,
+          &Microbatch::samples, &Microbatch::rows}) {
       Tensor& tensor = view.*member;
       if (!tensor) continue;
       if (!planned_) std::memcpy(staging_.data() + offset, tensor.data(), tensor.bytes());

@@ -26,7 +26,8 @@ EngineGroups Replica::groups() {
   const bool alone = options_.alone;
   return {.tensor = grid_.group(Axis::tensor),
           .kv = grid_.group(comm::GroupKind::kv),
-          .data = alone ? *self_ : grid_.group(Axis::data),
+          .context = grid_.group(Axis::context),
+          .data = alone ? grid_.group(Axis::context) : grid_.group(Axis::data),
           .shard = alone ? *self_ : grid_.shard_group(),
           .embedding = grid_.embedding_group(),
           .pipeline = grid_.group(Axis::pipeline),
@@ -86,7 +87,7 @@ std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
 }
 
 comm::Communicator& Replica::replicas() {
-  if (options_.alone) return *self_;
+  if (options_.alone) return grid_.group(comm::Axis::context);
   return stage_.options().zero > 0 ? grid_.replica_group() : grid_.group(comm::Axis::data);
 }
 

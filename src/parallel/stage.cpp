@@ -78,12 +78,12 @@ void check_virtual(const std::string& key, std::int64_t degree, const std::strin
 
 void check_sequences(const StageOptions& options) {
   const std::int64_t own = options.micro_batches * options.sequences;
-  const std::int64_t batch = own * options.place.data, groups = options.virtual_data;
+  const std::int64_t batch = own * options.place.data_degree(), groups = options.virtual_data;
   if (batch % groups == 0) return;
   // Both the batch's largest power of two and the next larger batch would do.
   const std::int64_t largest = batch & -batch;
   std::string mend = fmt::format("use a train.batch of {}", (batch / groups + 1) * groups);
-  if (largest >= options.place.data)
+  if (largest >= options.place.data_degree())
     mend += fmt::format(", or numerics.virtual_data = {}", largest);
   throw ConfigError("numerics.virtual_data", std::to_string(groups),
                     fmt::format("must divide the global batch of {} sequences with "
@@ -108,7 +108,10 @@ const StageOptions& checked(const StageOptions& options) {
   }
   if (!options.reproducible) return options;
   check_virtual("parallel.tensor", place.tensor, "numerics.virtual_tensor", options.virtual_tensor);
-  check_virtual("parallel.data", place.data, "numerics.virtual_data", options.virtual_data);
+  check_virtual("parallel.data", place.data_degree(), "numerics.virtual_data",
+                options.virtual_data);
+  check_virtual("parallel.context", place.context, "numerics.virtual_context",
+                options.virtual_context);
   if (options.train) check_sequences(options);
   return options;
 }
@@ -143,6 +146,23 @@ void check_tiles(const model::Transformer& model, const StageOptions& options) {
       fmt::format("use at most {}", std::bit_floor(static_cast<std::uint64_t>(most / rows))));
 }
 
+/// What cut sequences cannot be.
+void check_context(const model::ModelConfig& model, const StageOptions& options) {
+  const model::ContextPart part = shares_of(options).context;
+  if (!part.cuts()) return;
+  const char* const key = options.reproducible ? "numerics.virtual_context" : "parallel.context";
+  const std::int64_t unit = 2 * part.pairs;
+  if (model.sequence % unit != 0) {
+    throw ConfigError("model.sequence", std::to_string(model.sequence),
+                      fmt::format("must divide by 2 x {}, {}", key, unit),
+                      fmt::format("use {}", (model.sequence / unit + 1) * unit));
+  }
+  if (model.attention_dropout > 0) {
+    throw ConfigError("model.attention_dropout", fmt::format("{}", model.attention_dropout),
+                      fmt::format("must be 0 with {} = {}", key, part.pairs), "use 0");
+  }
+}
+
 /// The most units that a stage has in all its chunks.
 std::int64_t most_units(const std::vector<int>& bounds, int stages) {
   std::vector<std::int64_t> units(static_cast<std::size_t>(stages), 0);
@@ -174,6 +194,9 @@ model::Shares shares_of(const StageOptions& options) {
   shares.tiles.count = shares.tiles.all / place.tensor;
   shares.tiles.first = shares.tiles.count * place.tensor_rank;
   shares.kv_tiles = place.kv * shares.tiles.count;
+  shares.context.pairs = options.reproducible ? options.virtual_context : place.context;
+  shares.context.count = shares.context.pairs / place.context;
+  shares.context.first = shares.context.count * place.context_rank;
   shares.sequence_parallel = options.sequence_parallel;
   shares.reproducible = options.reproducible;
   shares.compute = options.compute;
@@ -188,14 +211,17 @@ Place place_of(const comm::GridShape& shape, int rank, bool alone) {
   using comm::Axis;
   const auto at = shape.coordinates(rank);
   const auto coordinate = [&](Axis axis) { return at[static_cast<std::size_t>(axis)]; };
+  const int context = shape.of(Axis::context), context_rank = coordinate(Axis::context);
   return {.tensor = shape.of(Axis::tensor),
           .pipeline = shape.of(Axis::pipeline),
-          .data = alone ? 1 : shape.of(Axis::data),
+          .data = alone ? context : shape.copies(),
           .shard = alone ? 1 : shape.shard_size(),
           .kv = shape.kv_size(),
           .tensor_rank = coordinate(Axis::tensor),
           .stage = coordinate(Axis::pipeline),
-          .data_rank = alone ? 0 : coordinate(Axis::data)};
+          .data_rank = (alone ? 0 : coordinate(Axis::data) * context) + context_rank,
+          .context = context,
+          .context_rank = context_rank};
 }
 
 model::Recompute usual_recompute(bool host, std::int64_t width) {
@@ -219,6 +245,7 @@ Pipeline::Pipeline(const model::Transformer& model, const StageOptions& options)
     : bounds(schedule::split_units(model.unit_costs(),
                                    checked(options).place.pipeline * options.virtual_stages)) {
   check_tiles(model, options);
+  check_context(model.config(), options);
   for (schedule::StageSteps& each : schedule::add_messages(single_schedule(options))) {
     forward.push_back(forward_only(std::move(each)));
   }
@@ -242,7 +269,9 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options, const
     : model_(model),
       options_(options),
       shares_(shares_of(options)),
-      sets_(options.reproducible && options.train ? options.virtual_data / options.place.data : 1),
+      sets_(options.reproducible && options.train
+                ? options.virtual_data / options.place.data_degree() * shares_.context.count
+                : 1),
       chunks_(chunks_of(pipeline, options)),
       layout_(std::make_unique<params::Layout>(model.table(), chunks_, shares_.tiles)) {
   const Place& place = options.place;
@@ -250,9 +279,11 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options, const
   shards_ = std::make_unique<state::ShardMap>(*layout_, shards ? place.shard : 1,
                                               shards ? place.data_rank % place.shard : 0);
   lower_programs(pipeline);
-  const std::int64_t length = model.config().sequence;
-  const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
-                                             : Leaves{length * options.sequences, 1};
+  const model::ContextPart& part = shares_.context;
+  const std::int64_t length = model.config().sequence / part.pairs;
+  const Leaves leaves = options.reproducible
+                            ? Leaves{length, static_cast<int>(options.sequences) * part.count}
+                            : Leaves{length * options.sequences, 1};
   // Activations may alias one flat sum of gradients that is not read between two steps.
   const state::StateOptions state = state_options();
   const bool alias = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;
@@ -261,8 +292,12 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options, const
 }
 
 int Stage::set_of(int micro_batch, int leaf) const {
-  const int leaves = memory_->leaves().count;
-  return (micro_batch * leaves + leaf) * sets_ / (options_.micro_batches * leaves);
+  // By groups of sequences, then by pairs of chunks.
+  const int pairs = shares_.context.count;
+  const int sequences = memory_->leaves().count / pairs, sequence = leaf / pairs;
+  const int group =
+      (micro_batch * sequences + sequence) * (sets_ / pairs) / (options_.micro_batches * sequences);
+  return group * pairs + leaf % pairs;
 }
 
 void Stage::move_to(int data_rank) {

@@ -138,9 +138,15 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
     take(chunk.pending_begin, chunk.pending_bytes * static_cast<std::size_t>(chunk.pending_slots));
   }
   take(passing_, 2 * activation);
-  take(rebuilt_, largest_rebuilt);
-  take(delta_, whole_backward ? largest_delta : 0);
-  take(scratch_, largest_scratch);
+  // Pairs of chunks of a sequence are computed together.
+  pairs_ = shares.context.count;
+  const auto take_each = [&](Each& each, std::size_t bytes) {
+    each.bytes = bytes;
+    take(each.begin, bytes * static_cast<std::size_t>(pairs_));
+  };
+  take_each(rebuilt_, largest_rebuilt);
+  take_each(delta_, whole_backward ? largest_delta : 0);
+  take_each(scratch_, largest_scratch);
 }
 
 void StagePlan::place_stash(const Program& program, const params::Layout* gradients,
@@ -248,7 +254,8 @@ model::UnitMemory StageMemory::unit(const UnitAction& action, int leaf) {
   const StagePlan::UnitSizes& size = sizes(action);
   const auto l = static_cast<std::size_t>(leaf);
   const StagePlan::Place& stash = kept(action).stash;
-  std::size_t rebuilt = plan_.rebuilt_, delta = plan_.delta_;
+  const auto pair = static_cast<std::size_t>(leaf % plan_.pairs_);
+  std::size_t rebuilt = plan_.rebuilt_.of(pair), delta = plan_.delta_.of(pair);
   if (action.pending >= 0 && action.kind != UnitAction::Kind::forward) {
     rebuilt = own.pending_begin + static_cast<std::size_t>(action.pending) * own.pending_bytes +
               size.pending_offset + plan_.activation_bytes() + l * (size.rebuilt + size.delta);
@@ -257,7 +264,7 @@ model::UnitMemory StageMemory::unit(const UnitAction& action, int leaf) {
   return model::UnitMemory({{{&arena(stash), stash.offset + l * size.stash},
                              {&work_, rebuilt},
                              {&work_, delta},
-                             {&work_, plan_.scratch_}}});
+                             {&work_, plan_.scratch_.of(pair)}}});
 }
 
 }  // namespace trireme::parallel

@@ -171,7 +171,7 @@ double Machine::seconds(const Work& work) const {
           (1 + attention.rows_half / static_cast<double>(std::max<std::int64_t>(work.m, 1)));
       if (attention.fused) return fixed + std::max(at_peak(work.flops()) / efficiency, moved);
       // Nothing is left out for a causal mask, and backward need not compute the scores again.
-      const double all = work.flops() * (work.causal ? 2 : 1) * (backward ? 0.8 : 1);
+      const double all = work.flops() / work.visible() * (backward ? 0.8 : 1);
       const double scores = static_cast<double>(work.m) * static_cast<double>(work.n) *
                             static_cast<double>(work.count);
       return fixed + at_peak(all) / efficiency +

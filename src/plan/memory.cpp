@@ -34,17 +34,27 @@ std::int64_t rows_of_a_sum(const parallel::Stage& stage) {
   return most;
 }
 
-/// Of a stage's tile of heads number `i` of its own, whose keys are keys[i] wide: one call.
-ops::AttentionShape attention_shape(const parallel::Stage& stage,
-                                    const std::vector<std::int64_t>& keys, int i) {
+/// Of a stage's tile of heads number `i` of its own, whose keys are keys[i] wide: the calls.
+std::vector<ops::AttentionShape> attention_shapes(const parallel::Stage& stage,
+                                                  const std::vector<std::int64_t>& keys, int i) {
   const model::ModelConfig& config = stage.model().config();
   const params::Tiles& tiles = stage.shares().tiles;
-  return {stage.memory().leaves().rows / config.sequence,
-          config.sequence,
-          config.sequence,
-          params::tile_of(config.heads, tiles.first + i, tiles.all).size(),
-          keys[static_cast<std::size_t>(i)] / config.head_size(),
-          config.head_size()};
+  const ops::AttentionShape whole{stage.memory().leaves().rows / config.sequence,
+                                  config.sequence,
+                                  config.sequence,
+                                  params::tile_of(config.heads, tiles.first + i, tiles.all).size(),
+                                  keys[static_cast<std::size_t>(i)] / config.head_size(),
+                                  config.head_size()};
+  const model::ContextPart& part = stage.shares().context;
+  if (!part.cuts()) return {whole};
+  std::vector<ops::AttentionShape> chunks;  // one chunk of queries, and the keys up to its end
+  for (const int half : {0, 1}) {
+    ops::AttentionShape& chunk = chunks.emplace_back(whole);
+    chunk.batch = 1;
+    chunk.queries = config.sequence / (2 * part.pairs);
+    chunk.keys = chunk.queries * (part.chunk(part.first, half) + 1);
+  }
+  return chunks;
 }
 
 /// Whether the stage holds a block.
@@ -63,8 +73,9 @@ std::size_t attention_workspace(const parallel::Stage& stage, const Bytes& bytes
       model::Attention::key_widths(stage.model().config(), tiles);
   std::size_t most = 0;
   for (int i = 0; attends(stage) && i < tiles.count; ++i) {
-    const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (shape.heads > 0) most = std::max(most, bytes(shape));
+    for (const ops::AttentionShape& shape : attention_shapes(stage, keys, i)) {
+      if (shape.heads > 0) most = std::max(most, bytes(shape));
+    }
   }
   return most;
 }
@@ -194,6 +205,25 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
                   static_cast<std::size_t>(sums) * sizeof(float));
 }
 
+/// Bytes of the largest tensor that a stage's units, or the reducer of its gradients, sum over the
+/// context axis.
+std::size_t largest_context_sum(const parallel::Stage& stage) {
+  const model::ContextPart& part = stage.shares().context;
+  if (part.ranks() == 1) return 0;
+  std::size_t most = 0;
+  for (const std::int64_t width :
+       model::Attention::key_widths(stage.model().config(), stage.shares().tiles)) {
+    const std::int64_t elements = stage.memory().leaves().rows * part.ranks() * 2 * width;
+    if (attends(stage)) most = std::max(most, static_cast<std::size_t>(elements));
+  }
+  most *= size_of(stage.shares().partial());
+  if (!stage.joins_context()) return most;
+  for (const params::Group& group : stage.layout().groups()) {
+    most = std::max(most, static_cast<std::size_t>(group.elements.size()) * sizeof(float));
+  }
+  return most;
+}
+
 std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuestion& question) {
   const parallel::Place& place = stage.options().place;
   const params::Layout& layout = stage.layout();
@@ -205,6 +235,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   std::size_t bytes = comm::grid_bytes(question.shape, question.rank, question.backends);
   bytes += added(Kind::tensor, place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
+  bytes += added(Kind::context, place.context, largest_context_sum(stage));
   const auto floats = [](std::int64_t elements) {
     return static_cast<std::size_t>(elements) * sizeof(float);
   };
@@ -244,7 +275,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   const auto sent = [&](std::int64_t elements) {
     return static_cast<std::size_t>(elements) * size_of(stage.options().sent_gradients);
   };
-  return bytes + added(Kind::data, question.shape.of(comm::Axis::data), sent(data)) +
+  return bytes + added(Kind::data, question.shape.copies(), sent(data)) +
          added(Kind::shard, place.shard, sent(shard)) +
          added(Kind::replica, place.data / place.shard, sent(replica)) +
          added(Kind::embedding, tied > 0 ? 2 : 1, floats(tied));
@@ -253,9 +284,9 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
 /// The copy of what this rank writes of parameters and `states` states of the optimizer.
 std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
                             const MemoryQuestion& question) {
-  const auto data = static_cast<std::size_t>(comm::Axis::data);
-  const checkpoint::Writers all{question.shape.coordinates(question.rank)[data],
-                                question.shape.of(comm::Axis::data)};
+  const int copies = question.shape.copies();
+  const checkpoint::Writers all{question.rank / question.shape.of(comm::Axis::tensor) % copies,
+                                copies};
   const auto elements = [&](bool sharded, const checkpoint::Writers& writers) {
     return checkpoint::piece_elements(stage.layout(), stage.shards(), sharded, writers);
   };

@@ -71,6 +71,7 @@ std::vector<int> distinct_tensor_ranks(const model::Transformer& model,
 }
 
 std::vector<int> fullest_data_ranks(const parallel::Stage& stage, int data, bool snapshots) {
+  const parallel::Place& place = stage.options().place;
   const bool sharded = stage.options().zero > 0;
   const state::ShardMap& shards = stage.shards();
   std::vector<std::int64_t> written, written_shards;
@@ -78,9 +79,10 @@ std::vector<int> fullest_data_ranks(const parallel::Stage& stage, int data, bool
     written = checkpoint::piece_elements(stage.layout(), {stage.layout(), data, 0});
     written_shards = checkpoint::piece_elements(stage.layout(), shards);
   }
-  const int differ = snapshots ? data : sharded ? shards.parts() : 1;
+  const int differ =
+      snapshots ? data : std::min(data, place.context * (sharded ? shards.parts() : 1));
   std::vector<std::pair<int, std::vector<std::int64_t>>> fullest;
-  for (int rank = 0; rank < differ; ++rank) {
+  for (int rank = place.context_rank; rank < differ; rank += place.context) {
     std::vector<std::int64_t> sizes;
     const auto shard = static_cast<std::size_t>(rank % shards.parts());
     for (const state::ShardMap::Kind& kind : shards.kinds()) {

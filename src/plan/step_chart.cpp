@@ -167,7 +167,7 @@ std::pair<std::string, std::string> rank_labels(int rank, const comm::GridShape&
   const auto at = shape.coordinates(rank);
   for (const auto& [axis, name] :
        {std::pair(comm::Axis::pipeline, "stage"), std::pair(comm::Axis::data, "data"),
-        std::pair(comm::Axis::tensor, "tensor")}) {
+        std::pair(comm::Axis::context, "context"), std::pair(comm::Axis::tensor, "tensor")}) {
     if (shape.of(axis) == 1) continue;
     place +=
         fmt::format("{}{} {}", place.empty() ? "" : ", ", name, at[static_cast<std::size_t>(axis)]);

@@ -1,5 +1,7 @@
 #include "trireme/plan/work.hpp"
 
+#include <algorithm>
+
 #include "trireme/core/error.hpp"
 
 namespace trireme::plan {
@@ -73,6 +75,10 @@ void describe(Work& work, const Tensor& parameters, const Tensor& momentum, cons
 
 }  // namespace detail
 
+double Work::visible() const {
+  return causal ? 1 - 0.5 * static_cast<double>(std::min(m, n)) / static_cast<double>(n) : 1;
+}
+
 double Work::flops() const {
   const double each = 2.0 * static_cast<double>(m) * static_cast<double>(n) *
                       static_cast<double>(k) * static_cast<double>(count);
@@ -80,9 +86,9 @@ double Work::flops() const {
     case Kind::product:
       return each;
     case Kind::attention:  // q·kᵀ and p·v
-      return 2 * each * (causal ? 0.5 : 1);
+      return 2 * each * visible();
     case Kind::attention_backward:  // the scores again, and four products
-      return 5 * each * (causal ? 0.5 : 1);
+      return 5 * each * visible();
     case Kind::memory:
     case Kind::update:
       return 0;

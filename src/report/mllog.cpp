@@ -146,8 +146,9 @@ void MlLog::begin_run(const json& run) {
   point_event("eval_samples", at(run, {"dataset", "eval_samples"}));
   point_event("tensor_parallelism", at(run, {"place", "tensor"}));
   point_event("pipeline_parallelism", at(run, {"place", "pipeline"}));
-  // Degrees that the rules ask for and no layout has yet.
-  point_event("context_parallelism", 1);
+  const json context = at(run, {"place", "context"});
+  point_event("context_parallelism", context.is_number_integer() ? context : json(1));
+  // A degree that the rules ask for and no layout has.
   point_event("expert_parallelism", 1);
   point_event("config_filename", config_file(run));
   for (const char* key :

@@ -15,6 +15,7 @@ json facts_json(const Run& run) {
   const RunFacts& facts = run.facts;
   return {{"ranks", facts.ranks},
           {"tensor", facts.tensor},
+          {"context", facts.context},
           {"pipeline", facts.pipeline},
           {"data", facts.data},
           {"servers", facts.servers},

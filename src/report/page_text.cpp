@@ -42,18 +42,18 @@ std::string runs_text(const Report& report) {
   std::size_t width = 3;
   for (const Measured& each : report.measured) width = std::max(width, each.run->name.size());
   std::string text = fmt::format(
-      "{:<{}} | group    | ranks |  t   p   d | batch | step, ms {:>21}| "
+      "{:<{}} | group    | ranks |  t   c   p   d | batch | step, ms {:>21}| "
       "tokens/s {:>21}|  MFU % | loss\n",
       "run", width, "", "");
-  text += std::string(width + 1, '-') + "+----------+-------+-------------+-------+" +
+  text += std::string(width + 1, '-') + "+----------+-------+-----------------+-------+" +
           std::string(31, '-') + "+" + std::string(31, '-') + "+--------+-------\n";
   for (const Measured& each : report.measured) {
     const RunFacts& facts = each.run->facts;
     const Figures& figures = each.figures;
     text += fmt::format(
-        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}{}\n",
-        each.run->name, width, fingerprint(*each.run), facts.ranks, facts.tensor, facts.pipeline,
-        facts.data, facts.batch, estimate_text(figures.seconds, 1e3),
+        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}{}\n",
+        each.run->name, width, fingerprint(*each.run), facts.ranks, facts.tensor, facts.context,
+        facts.pipeline, facts.data, facts.batch, estimate_text(figures.seconds, 1e3),
         estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures),
         each.run->incomplete.empty() ? "" : " (incomplete)");
   }

@@ -89,6 +89,7 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
   if (run.contains("place")) {
     const json& place = object_at(run, "place", where);
     facts.tensor = small(place, "tensor", where);
+    if (place.contains("context")) facts.context = small(place, "context", where);
     facts.pipeline = small(place, "pipeline", where);
     facts.data = small(place, "data", where);
     if (place.contains("servers")) facts.servers = small(place, "servers", where, 0);
@@ -98,7 +99,8 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
     facts.pipeline = small(parallel, "pipeline", where);
     facts.data = std::max(1, facts.ranks / (facts.tensor * facts.pipeline));
   }
-  if (std::int64_t{facts.tensor} * facts.pipeline * facts.data + facts.servers != facts.ranks) {
+  if (std::int64_t{facts.tensor} * facts.context * facts.pipeline * facts.data + facts.servers !=
+      facts.ranks) {
     throw Error("{}: {} ranks in a layout of {}; restore the file", where, facts.ranks,
                 facts.layout());
   }
@@ -171,7 +173,8 @@ void choose_peak(Run& run) {
 /// See Attempt::step_class.
 std::string step_class_of(const json& run, const RunFacts& facts) {
   json all = essentials(run, facts);
-  all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data, facts.servers};
+  all["layout"] = {facts.ranks,    facts.tensor, facts.context,
+                   facts.pipeline, facts.data,   facts.servers};
   all["batch"] = {facts.batch, facts.micro_batch};
   all["hosts"] = run.at("hosts");
   const json& config = run.at("config");
@@ -305,7 +308,9 @@ void choose_attempt(Run& run, const ReadOptions& options) {
 }  // namespace
 
 std::string RunFacts::layout() const {
-  std::string text = fmt::format("tensor {} × pipeline {} × data {}", tensor, pipeline, data);
+  std::string text = fmt::format("tensor {}", tensor);
+  if (context > 1) text += fmt::format(" × context {}", context);
+  text += fmt::format(" × pipeline {} × data {}", pipeline, data);
   if (servers > 0) text += fmt::format(" + {} servers", servers);
   return method == "allreduce" ? text : text + ", " + method;
 }

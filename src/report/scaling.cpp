@@ -13,9 +13,10 @@ namespace {
 
 using nlohmann::json;
 
-using Degrees = std::tuple<int, int, int, int>;  // tensor, pipeline, data, servers
+using Degrees = std::tuple<int, int, int, int, int>;  // tensor, context, pipeline, data, servers
 Degrees degrees_of(const Run& run) {
-  return {run.facts.tensor, run.facts.pipeline, run.facts.data, run.facts.servers};
+  return {run.facts.tensor, run.facts.context, run.facts.pipeline, run.facts.data,
+          run.facts.servers};
 }
 
 /// The sections that a method reads, so that another one's settings keep no runs apart.
@@ -151,8 +152,10 @@ struct AxisOf {
   const char* name;
   int RunFacts::*degree;
 };
-constexpr AxisOf axes[] = {
-    {"tensor", &RunFacts::tensor}, {"pipeline", &RunFacts::pipeline}, {"data", &RunFacts::data}};
+constexpr AxisOf axes[] = {{"tensor", &RunFacts::tensor},
+                           {"context", &RunFacts::context},
+                           {"pipeline", &RunFacts::pipeline},
+                           {"data", &RunFacts::data}};
 
 /// "data grows; tensor 2, pipeline 1 held".
 std::string label_of(const AxisOf& grows, const RunFacts& facts) {
@@ -282,7 +285,8 @@ json essentials(const json& record, const RunFacts& facts) {
   for (const std::string& section : sections_of(facts.method)) {
     all[section] = config.value(section, json::object());
   }
-  for (const char* degree : {"layout", "tensor", "pipeline", "data", "servers", "threads"}) {
+  for (const char* degree :
+       {"layout", "tensor", "context", "pipeline", "data", "servers", "threads"}) {
     if (all["parallel"].is_object()) all["parallel"].erase(degree);
   }
   return all;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "trireme/model/block.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -97,9 +98,18 @@ class Count {
     const parallel::StageOptions& options = stage_.options();
     const auto& model = stage_.model().config();
     const double activation =
-        static_cast<double>(options.sequences * model.sequence * model.width) *
+        static_cast<double>(options.sequences * model.sequence * model.width / place_.context) *
         static_cast<double>(size_of(options.compute));
     add("tensor", sums * 2 * share(place_.tensor, activation));
+    if (first || last) return;
+    // Keys and values are gathered in forward and in backward, and their gradients summed.
+    std::int64_t width = 0;
+    for (const std::int64_t keys : model::Attention::key_widths(model, stage_.shares().tiles)) {
+      width += 2 * keys;
+    }
+    const double keys = static_cast<double>(options.sequences * model.sequence * width) *
+                        static_cast<double>(size_of(options.compute));
+    add("context", (forward ? 1 : 2) * share(place_.context, keys));
   }
 
   const parallel::Stage& stage_;

@@ -343,6 +343,11 @@ std::string generate(comm::Session& session, const RunConfig& config,
     }
     parallel::StageOptions stage = forward_options(config, 1);
     stage.sequence_parallel = false;  // one row has nothing to share out
+    if (config.parallel.context > 1) {
+      throw ConfigError("parallel.context", std::to_string(config.parallel.context),
+                        "must be 1 for generate", "use parallel.tensor or parallel.pipeline");
+    }
+    stage.virtual_context = 1;
     loaded.make_replica(stage);
     continuation = std::make_unique<Continuation>(*loaded.replica, loaded.ledger);
   });

@@ -10,7 +10,8 @@ namespace trireme::train {
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask, comm::Grid& grid,
                                  comm::Watchdog& watchdog, report::PhaseProgress& progress) {
-  comm::Communicator& data_group = grid.group(comm::Axis::data);
+  comm::Communicator& data_group = grid.group(comm::Axis::data);  // and context
+  const int context = grid.shape().of(comm::Axis::context), ranks = data_group.size() / context;
   const std::int64_t length = replica.stage().model().config().sequence;
   const std::int64_t micro_batch = replica.stage().options().sequences;
   const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
@@ -20,13 +21,13 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
       .micro_batch = micro_batch, .length = length, .document_mask = document_mask};
   // Every rank takes as many micro-batches, of full size: the last ones are filled up with windows
   // that weigh nothing.
-  const std::int64_t share = micro_batch * data_group.size();
+  const std::int64_t share = micro_batch * ranks;
   const std::int64_t rounds = (count + share - 1) / share;
-  const auto leaves = static_cast<std::size_t>(replica.stage().memory().leaves().count);
-  std::vector<parallel::LossSum> own;  // by round and leaf
+  std::size_t each = 1;                // sums of a round
+  std::vector<parallel::LossSum> own;  // by round
   for (std::int64_t round = 0; round < rounds; ++round) {
     watchdog.beat("evaluate");
-    const std::int64_t number = round * data_group.size() + data_group.rank();
+    const std::int64_t number = round * ranks + data_group.rank() / context;
     std::vector<std::int64_t> numbers;
     for (std::int64_t i = 0; i < micro_batch; ++i) {
       numbers.push_back(std::min(number * micro_batch + i, count - 1));
@@ -39,6 +40,7 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
     }
     const auto parts = replica.engine().evaluate(parallel::HostMicrobatch(std::move(batch)));
     own.insert(own.end(), parts.begin(), parts.end());
+    each = parts.size();
     progress.show(static_cast<double>(round + 1) / static_cast<double>(rounds),
                   fmt::format("{} of {} windows", std::min((round + 1) * share, count), count));
   }
@@ -47,10 +49,10 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
   const auto all = data_group.all_gather_bytes({bytes, own.size() * sizeof(parallel::LossSum)});
   parallel::LossSum sum;
   for (std::size_t round = 0; round < static_cast<std::size_t>(rounds); ++round) {
-    for (const auto& theirs : all) {
-      for (std::size_t leaf = 0; leaf < leaves; ++leaf) {
+    for (std::size_t rank = 0; rank < all.size(); rank += static_cast<std::size_t>(context)) {
+      for (std::size_t i = 0; i < each; ++i) {
         parallel::LossSum part;
-        std::memcpy(&part, theirs.data() + (round * leaves + leaf) * sizeof part, sizeof part);
+        std::memcpy(&part, all[rank].data() + (round * each + i) * sizeof part, sizeof part);
         sum.loss += part.loss;
         sum.weight += part.weight;
       }

@@ -33,6 +33,7 @@ class Search {
     LayoutFacts alone{.schedule_text = {}, .host = facts.host, .planned = true};
     RunConfig one = base_;
     one.parallel.tensor = one.parallel.pipeline = one.parallel.virtual_stages = 1;
+    one.parallel.context = 1;
     one.parallel.data = one.parallel.zero = 0;
     one.parallel.sequence = false;
     one.parallel.schedule = "1f1b";
@@ -107,7 +108,7 @@ class Search {
     p.virtual_stages = 1;
     p.schedule = "1f1b";
     p.sequence = tensor > 1;
-    p.zero = facts_.world > tensor * pipeline ? 1 : 0;
+    p.zero = facts_.world > tensor * p.context * pipeline ? 1 : 0;
     config.train.micro_batch = micro;
     return config;
   }
@@ -118,7 +119,8 @@ class Search {
   /// or does not fit even so.
   double least_time(const RunConfig& config) {
     RunConfig few = config;
-    const std::int64_t ranks = config.parallel.tensor * config.parallel.pipeline;
+    const std::int64_t ranks =
+        config.parallel.tensor * config.parallel.context * config.parallel.pipeline;
     const std::int64_t samples = facts_.world / ranks * config.train.micro_batch;
     const std::int64_t all = base_.train.batch / samples;
     std::int64_t first = std::min(all, std::max<std::int64_t>(2, config.parallel.pipeline));
@@ -133,6 +135,7 @@ class Search {
       const bool of_micro_batch = part == "products" || part == "attention" ||
                                   part == comm::name_of(comm::GroupKind::tensor) ||
                                   part == comm::name_of(comm::GroupKind::kv) ||
+                                  part == comm::name_of(comm::GroupKind::context) ||
                                   part == plan::name_of(plan::Work::Kind::memory);
       if (of_micro_batch) each += seconds;
     }

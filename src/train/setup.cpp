@@ -149,8 +149,7 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
   const std::string& group = config.zero.group;
   if (group == "all") return comm::shard_degree(shape, 0);
   if (group == "node") {
-    return facts.node_of.empty() ? shape.of(comm::Axis::data)
-                                 : comm::shard_inside_node(shape, facts.node_of);
+    return facts.node_of.empty() ? shape.copies() : comm::shard_inside_node(shape, facts.node_of);
   }
   const std::int64_t ranks = to_number<std::int64_t>(group).value_or(0);
   if (ranks < 1) {
@@ -169,6 +168,7 @@ comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
   }
   comm::GridShape shape = comm::make_grid_shape(facts.world - server_ranks(config),
                                                 {.tensor = config.parallel.tensor,
+                                                 .context = config.parallel.context,
                                                  .pipeline = config.parallel.pipeline,
                                                  .data = config.parallel.data});
   shape.shard = shard_ranks(config, shape, facts);
@@ -218,6 +218,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data),
+          .virtual_context = static_cast<int>(config.numerics.virtual_context),
           .planned = facts.planned};
 }
 
@@ -232,7 +233,8 @@ parallel::StageOptions forward_options(const RunConfig& config, std::int64_t seq
           .chunks = config.parallel.overlap,
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
-          .virtual_data = static_cast<int>(config.numerics.virtual_data)};
+          .virtual_data = static_cast<int>(config.numerics.virtual_data),
+          .virtual_context = static_cast<int>(config.numerics.virtual_context)};
 }
 
 parallel::ReplicaOptions replica_options(const RunConfig& config,

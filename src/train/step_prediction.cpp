@@ -20,7 +20,7 @@ using nlohmann::json;
 std::string place_of(const std::string& part) {
   using comm::GroupKind;
   const auto is = [&](GroupKind kind) { return part == comm::name_of(kind); };
-  if (is(GroupKind::tensor) || is(GroupKind::kv)) return "tensor";
+  if (is(GroupKind::tensor) || is(GroupKind::kv) || is(GroupKind::context)) return "tensor";
   if (is(GroupKind::data) || is(GroupKind::shard) || is(GroupKind::replica)) return "data";
   if (part == "activations" || part == "gradients" || is(GroupKind::embedding)) return "pipeline";
   for (const GroupKind kind : comm::all_group_kinds) {

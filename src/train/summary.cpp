@@ -94,6 +94,7 @@ void Trainer::begin_record(const Environment& environment, double peak) {
       .peak = peak,
       .layout = shape.to_string(),
       .place = {{"tensor", shape.of(comm::Axis::tensor)},
+                {"context", shape.of(comm::Axis::context)},
                 {"pipeline", shape.of(comm::Axis::pipeline)},
                 {"data", shape.of(comm::Axis::data)},
                 {"servers", 0}},
@@ -127,6 +128,7 @@ nlohmann::json Trainer::account() const {
   account["communication"].update(method_.further_traffic(steps));
   account["rank"] = grid_.world().rank();
   account["tensor"] = grid_.coordinate(comm::Axis::tensor);
+  account["context"] = grid_.coordinate(comm::Axis::context);
   account["pipeline"] = grid_.coordinate(comm::Axis::pipeline);
   account["data"] = grid_.coordinate(comm::Axis::data);
   account["time"] = report::rank_time(job_.recorder);

@@ -159,13 +159,13 @@ int Trainer::train_steps() {
       train.stop_after > 0 ? std::min(train.steps, first + train.stop_after) : train.steps;
   method_.begin_steps(corpus_.epoch_windows(data));
   if (first >= last) return 0;
-  const comm::Communicator& ranks = grid_.group(comm::Axis::data);
   data::Loader loader(corpus_.windows(data, static_cast<std::uint64_t>(train.seed)),
                       {.micro_batch = train.micro_batch,
                        .length = length,
                        .document_mask = data.document_mask,
                        .prefetch = data.prefetch},
-                      train.batch, ranks.rank(), ranks.size(), position_.samples);
+                      train.batch, grid_.coordinate(comm::Axis::data),
+                      grid_.shape().of(comm::Axis::data), position_.samples);
   Requests agreed;
   while ((position_.step < last && agreed.stop == 0) || !period_.results.empty()) {
     if (!step(loader)) continue;
@@ -207,7 +207,7 @@ std::vector<parallel::HostMicrobatch> Trainer::load_batches(data::Loader& loader
   job_.watchdog.beat("load data", position_.step + 1);
   const Section section(job_.recorder, "load data");
   const TrainConfig& train = job_.config.train;
-  const std::int64_t count = train.batch / grid_.group(comm::Axis::data).size() / train.micro_batch;
+  const std::int64_t count = train.batch / grid_.shape().of(comm::Axis::data) / train.micro_batch;
   std::vector<parallel::HostMicrobatch> batches;
   for (std::int64_t i = 0; i < count; ++i) {
     data::Batch batch = loader.next();

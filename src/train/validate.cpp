@@ -112,6 +112,8 @@ void check_peak(const std::string& peak) {
 void check_average(const RunConfig& config) {
   refuse(config.parallel.servers > 0, "parallel.servers", std::to_string(config.parallel.servers),
          "data_parallel.method = average has no servers", "leave it out");
+  refuse(config.parallel.context > 1, "parallel.context", std::to_string(config.parallel.context),
+         "must be 1 with data_parallel.method = average", "use 1");
   refuse(config.parallel.zero > 0, "parallel.zero", std::to_string(config.parallel.zero),
          "must be 0 with data_parallel.method = average, whose workers each hold a whole model",
          "use 0");
@@ -156,6 +158,7 @@ class ServerRules {
             alone ? std::string("start more ranks")
                   : fmt::format("use at most {}, or more than {} ranks", world - 1, servers));
     for (const auto& [key, degree] : {std::pair("parallel.tensor", config_.parallel.tensor),
+                                      std::pair("parallel.context", config_.parallel.context),
                                       std::pair("parallel.pipeline", config_.parallel.pipeline)}) {
       require(degree == 1, key, std::to_string(degree),
               "must be 1, as each worker holds a whole model,", "use 1");

@@ -75,6 +75,18 @@ TEST(Elementwise, AddsAndScales) {
   Case("nothing").inout({0}).check([](Ops& ops, const Tensors& t) { ops.scale(t[0], 2.0F); });
 }
 
+TEST(Elementwise, MergesAttention) {
+  for (const std::int64_t size : {1, 8, 20}) {
+    Case("merge_attention")
+        .inout({9, 3, size}, 1, 0, Kind::f32)
+        .inout({3, 9}, 20, 0, Kind::f32)
+        .in({9, 3, size}, 1, 0, Kind::f32)
+        .in({3, 9}, 20, 0, Kind::f32)
+        .check([](Ops& ops, const Tensors& t) { ops.merge_attention(t[0], t[1], t[2], t[3]); },
+               {DType::f32});
+  }
+}
+
 TEST(Activation, Gelu) {
   Case("gelu").in({11, 67}, 8).out({11, 67}).check([](Ops& ops, const Tensors& t) {
     ops.gelu(t[1], t[0]);

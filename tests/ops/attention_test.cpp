@@ -1,3 +1,5 @@
+#include <random>
+
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/workspace.hpp"
 
@@ -417,6 +419,64 @@ TEST_P(AttentionTest, SlicesOfHeadsMatchAllHeads) {
   for (std::int64_t i = 0; i < dk.elements(); ++i) {
     ASSERT_NEAR(dk[i], whole.dk[i], 1e-5);
     ASSERT_NEAR(dv[i], whole.dv[i], 1e-5);
+  }
+}
+
+/// Merged results for parts of the keys are that for all keys, in fp64. A query may see none of one
+/// part, or of both; and log-sum-exps may be far apart.
+TEST(MergeAttention, OfPartsIsThatOfAll) {
+  constexpr std::int64_t tokens = 5, heads = 3, size = 7, keys = 11;
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  const auto ops = make_cpu_ops(2);
+  for (const double spread : {1.0, 300.0}) {
+    Array out({tokens, heads, size}), other({tokens, heads, size});
+    Array lse({heads, tokens}), other_lse({heads, tokens});
+    std::vector<double> expected_out(tokens * heads * size), expected_lse(heads * tokens);
+    std::mt19937_64 random(3);
+    std::normal_distribution<double> normal;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const int kind = static_cast<int>((t * heads + h) % 4);  // 1, 2, 3: which part is seen
+        double sums[2] = {}, weighted[2][size] = {}, most = -1e300;
+        std::vector<double> scores(keys);
+        for (std::int64_t k = 0; k < keys; ++k) {
+          scores[k] = spread * normal(random);
+          most = std::max(most, scores[k]);
+        }
+        for (std::int64_t k = 0; k < keys; ++k) {
+          const int part = k < 4 ? 0 : 1;
+          const bool seen = kind == 0 || (kind == 1 && part == 0) || (kind == 2 && part == 1);
+          const double weight = seen ? std::exp(scores[k] - most) : 0;
+          sums[part] += weight;
+          for (std::int64_t d = 0; d < size; ++d) weighted[part][d] += weight * normal(random);
+        }
+        const std::int64_t at = h * tokens + t, first = (t * heads + h) * size;
+        const auto log_sum = [&](double sum) {
+          return sum > 0 ? static_cast<float>(most + std::log(sum)) : -infinity;
+        };
+        lse[at] = log_sum(sums[0]);
+        other_lse[at] = log_sum(sums[1]);
+        const double all = sums[0] + sums[1];
+        expected_lse[at] = all > 0 ? most + std::log(all) : -infinity;
+        for (std::int64_t d = 0; d < size; ++d) {
+          out[first + d] = sums[0] > 0 ? static_cast<float>(weighted[0][d] / sums[0]) : 0;
+          other[first + d] = sums[1] > 0 ? static_cast<float>(weighted[1][d] / sums[1]) : 0;
+          expected_out[first + d] = all > 0 ? (weighted[0][d] + weighted[1][d]) / all : 0;
+        }
+      }
+    }
+    ops->merge_attention(out, lse, other, other_lse);
+    for (std::int64_t i = 0; i < heads * tokens; ++i) {
+      if (expected_lse[i] == -infinity) {
+        EXPECT_EQ(lse[i], -infinity);
+      } else {
+        EXPECT_NEAR(lse[i], expected_lse[i], 1e-6 * (1 + std::abs(expected_lse[i])));
+      }
+    }
+    for (std::int64_t i = 0; i < tokens * heads * size; ++i) {
+      // The weights' exponents are differences of rounded log-sum-exps.
+      EXPECT_NEAR(out[i], expected_out[i], 1e-6 + 4e-7 * spread) << i;
+    }
   }
 }
 

@@ -209,7 +209,7 @@ TEST(DeviceSteps, BatchesThatCannotBeStagedNameARemedy) {
   device::MemoryLedger ledger(device);
   device.refuse_staging();
   try {
-    const DeviceBatches batches(2, 1, 8, ledger);
+    const DeviceBatches batches(2, 1, 8, {}, ledger);
     ADD_FAILURE() << "made";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::EndsWith("that can be pinned; start fewer ranks on a node, "

@@ -36,15 +36,16 @@ struct LayoutCase {
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;
   bool alone = false;  // replicas train independently; shard = 1
-  int ranks() const { return tensor * pipeline * data; }
+  int context = 1;
+  int ranks() const { return tensor * context * pipeline * data; }
   std::string to_string() const {
     static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
     return fmt::format(
-        "tensor {} pipeline {} data {} zero {} shard {} reshard {} sequence {} {} x{} "
+        "tensor {}{} pipeline {} data {} zero {} shard {} reshard {} sequence {} {} x{} "
         "micro-batch {} threads {} recompute {}{}",
-        tensor, pipeline, data, zero, shard, reshard, sequence_parallel, schedule, virtual_stages,
-        micro_batch, threads, recomputes[static_cast<int>(recompute)],
-        exact_gelu ? "" : " GELU kept");
+        tensor, context > 1 ? fmt::format(" context {}", context) : "", pipeline, data, zero, shard,
+        reshard, sequence_parallel, schedule, virtual_stages, micro_batch, threads,
+        recomputes[static_cast<int>(recompute)], exact_gelu ? "" : " GELU kept");
   }
 };
 
@@ -69,7 +70,8 @@ struct RunSettings {
   int steps = 10;
   int global_batch = 8;
   bool reproducible = true;
-  int virtual_tensor = 8, virtual_data = 8;
+  int virtual_tensor = 8, virtual_data = 8, virtual_context = 1;
+  bool documents = false;      // several in each sequence
   MakeTestDevice make_device;  // absent: the host
   DType compute = DType::f32;
   bool offload = false;
@@ -166,7 +168,8 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
 /// of means would be wrong.
 inline std::vector<HostMicrobatch> make_batches(const model::ModelConfig& config,
                                                 const LayoutCase& layout, int data_rank,
-                                                std::int64_t step, int global_batch) {
+                                                std::int64_t step, int global_batch,
+                                                bool documents = false) {
   std::vector<HostMicrobatch> out;
   const std::int64_t per_rank = global_batch / layout.data;
   for (std::int64_t m = 0; m < per_rank; m += layout.micro_batch) {
@@ -177,6 +180,7 @@ inline std::vector<HostMicrobatch> make_batches(const model::ModelConfig& config
       const std::int64_t sample = first + static_cast<std::int64_t>(i) / config.sequence;
       batch.weights[i] = static_cast<float>(sample % 3) + 0.5F;
     }
+    if (documents) testing_support::divide_into_documents(batch);
     out.emplace_back(std::move(batch));
   }
   return out;
@@ -202,14 +206,17 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .sent_gradients = settings.sent_gradients,
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,
-          .virtual_data = settings.virtual_data};
+          .virtual_data = settings.virtual_data,
+          .virtual_context = settings.virtual_context};
 }
 
 /// As the program's train::grid_shape.
 inline comm::GridShape shape_of(const model::ModelConfig& config, const LayoutCase& layout,
                                 const StageOptions& options, int ranks) {
-  comm::GridShape shape = comm::make_grid_shape(
-      ranks, {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data});
+  comm::GridShape shape = comm::make_grid_shape(ranks, {.tensor = layout.tensor,
+                                                        .context = layout.context,
+                                                        .pipeline = layout.pipeline,
+                                                        .data = layout.data});
   shape.shard = comm::shard_degree(shape, layout.shard);
   const int tensor = shape.of(comm::Axis::tensor);
   shape.kv = model::Attention::kv_ranks(
@@ -342,14 +349,15 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
                                     const RunSettings& settings) {
   const int data_rank = run.grid.coordinate(comm::Axis::data);
   std::vector<double> own;
-  for (const HostMicrobatch& batch :
-       make_batches(config, run.layout, data_rank, settings.steps, settings.global_batch)) {
+  for (const HostMicrobatch& batch : make_batches(config, run.layout, data_rank, settings.steps,
+                                                  settings.global_batch, settings.documents)) {
     for (const LossSum& leaf : run.replica.engine().evaluate(batch)) own.push_back(leaf.loss);
   }
   // All ranks of a replica have the same; data ranks have neighboring sequences.
   const auto data = static_cast<std::size_t>(run.layout.data);
   std::vector<double> all(own.size() * data, 0.0);
   const bool is_root = run.grid.coordinate(comm::Axis::tensor) == 0 &&
+                       run.grid.coordinate(comm::Axis::context) == 0 &&
                        run.grid.coordinate(comm::Axis::pipeline) == 0;
   const std::size_t first = own.size() * static_cast<std::size_t>(data_rank);
   if (is_root) std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(first));
@@ -377,7 +385,8 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
                           replica.state().parameters_sharded(), comm);
   };
   for (int step = 0; step < settings.steps; ++step) {
-    const auto batches = make_batches(config, layout, data_rank, step, settings.global_batch);
+    const auto batches =
+        make_batches(config, layout, data_rank, step, settings.global_batch, settings.documents);
     const StepSums sums = replica.backward(batches);
     result.losses.push_back(sums.loss.mean());
     result.norms.push_back(sums.gradient_norm);

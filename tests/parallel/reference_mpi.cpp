@@ -28,30 +28,8 @@ struct Setting {
   bool reproducible = false;
 };
 
-/// Layouts of exactly as many ranks as the launch has.
-std::vector<Setting> settings() {
-  const std::vector<Setting> all = {
-      {"one", {.micro_batch = 3}},
-      {"micro_batches", {.micro_batch = 1}},
-      {"threads", {.micro_batch = 3, .threads = 2}},
-      {"reproducible", {.micro_batch = 3}, true},
-      {"cheap_recomputation", {.micro_batch = 3, .recompute = model::Recompute::cheap}},
-      {"full_recomputation", {.micro_batch = 3, .recompute = model::Recompute::full}},
-      {"zero_bubble", {.schedule = "zero-bubble"}},
-      {"tensor", {.tensor = 2, .micro_batch = 3}},
-      {"sequence_parallel", {.tensor = 2, .sequence_parallel = true, .micro_batch = 3}},
-      {"pipeline", {.pipeline = 2}},
-      {"interleaved", {.pipeline = 2, .schedule = "interleaved", .virtual_stages = 2}},
-      {"tensor4", {.tensor = 4, .micro_batch = 3}},
-      {"tensor4_reproducible", {.tensor = 4, .sequence_parallel = true, .micro_batch = 3}, true},
-      {"tensor_pipeline", {.tensor = 2, .pipeline = 2, .sequence_parallel = true}},
-      {"pipeline4", {.pipeline = 4, .schedule = "zero-bubble"}},
-  };
-  std::vector<Setting> result;
-  for (const Setting& setting : all) {
-    if (setting.layout.ranks() == world_size()) result.push_back(setting);
-  }
-  return result;
+Reference open(const std::string& name) {
+  return {std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/reference", name};
 }
 
 model::ModelConfig config_of(const Reference& reference) {
@@ -63,16 +41,54 @@ model::ModelConfig config_of(const Reference& reference) {
   return config;
 }
 
+/// Layouts of exactly as many ranks as the launch has, for a case of `all` sequences.
+std::vector<Setting> settings(const std::string& name) {
+  const Reference reference = open(name);
+  const auto all = static_cast<int>(reference.batch());
+  const std::vector<Setting> known = {
+      {"one", {.micro_batch = all}},
+      {"micro_batches", {.micro_batch = 1}},
+      {"threads", {.micro_batch = all, .threads = 2}},
+      {"reproducible", {.micro_batch = all}, true},
+      {"cheap_recomputation", {.micro_batch = all, .recompute = model::Recompute::cheap}},
+      {"full_recomputation", {.micro_batch = all, .recompute = model::Recompute::full}},
+      {"zero_bubble", {.schedule = "zero-bubble"}},
+      {"tensor", {.tensor = 2, .micro_batch = all}},
+      {"sequence_parallel", {.tensor = 2, .sequence_parallel = true, .micro_batch = all}},
+      {"pipeline", {.pipeline = 2}},
+      {"interleaved", {.pipeline = 2, .schedule = "interleaved", .virtual_stages = 2}},
+      {"tensor4", {.tensor = 4, .micro_batch = all}},
+      {"tensor4_reproducible", {.tensor = 4, .sequence_parallel = true, .micro_batch = all}, true},
+      {"tensor_pipeline", {.tensor = 2, .pipeline = 2, .sequence_parallel = true}},
+      {"pipeline4", {.pipeline = 4, .schedule = "zero-bubble"}},
+      {"context", {.micro_batch = all, .context = 2}},
+      {"context4", {.micro_batch = all, .context = 4}},
+      {"context4_reproducible", {.micro_batch = 1, .context = 4}, true},
+      {"context_tensor", {.tensor = 2, .sequence_parallel = true, .context = 2}},
+      {"context_pipeline", {.pipeline = 2, .context = 2}},
+  };
+  std::vector<Setting> result;
+  for (const Setting& setting : known) {
+    const LayoutCase& layout = setting.layout;
+    const std::int64_t chunks = layout.context > 1 ? 2 * layout.context : 1;
+    if (layout.ranks() == world_size() && config_of(reference).sequence % chunks == 0)
+      result.push_back(setting);
+  }
+  return result;
+}
+
 /// The model of a reference case with its parameters.
 class Case {
  public:
   Case(const std::string& name, const Setting& setting)
-      : reference(std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/reference", name),
+      : reference(open(name)),
         run(config_of(reference), setting.layout,
             stage_options(setting.layout, {.global_batch = static_cast<int>(reference.batch()),
                                            .reproducible = setting.reproducible,
                                            .virtual_tensor = 8,
-                                           .virtual_data = 1}),
+                                           .virtual_data = 1,
+                                           .virtual_context = setting.layout.context,
+                                           .documents = reference.has("documents")}),
             MPI_COMM_WORLD) {
     const params::Layout& layout = run.replica.stage().layout();
     for (const params::Block& block : layout.blocks()) {
@@ -97,8 +113,13 @@ class Case {
     batch.inputs = part(reference.tensor<std::int32_t>("ids").values);
     batch.targets = part(reference.tensor<std::int32_t>("targets").values);
     batch.weights = part(reference.tensor<float>("weights").values);
+    if (reference.has("documents"))
+      batch.documents = part(reference.tensor<std::int32_t>("documents").values);
     for (std::int64_t i = 0; i < count * length; ++i) {
-      batch.positions.push_back(static_cast<std::int32_t>(i % length));
+      const auto at = static_cast<std::size_t>(i);
+      const bool begins = i % length == 0 || (!batch.documents.empty() &&
+                                              batch.documents[at] != batch.documents[at - 1]);
+      batch.positions.push_back(begins ? 0 : batch.positions.back() + 1);
     }
     for (std::int64_t i = 0; i < count; ++i) batch.samples.push_back(first + i);
     return HostMicrobatch(std::move(batch));
@@ -150,26 +171,29 @@ class ReferenceTest : public testing::TestWithParam<std::string> {};
 class ReferenceTraining : public testing::TestWithParam<std::string> {};  // cases with gradients
 
 TEST_P(ReferenceTest, Logits) {
-  for (const Setting& setting : settings()) {
-    if (setting.layout.pipeline > 1 || setting.layout.micro_batch != 3) continue;
+  for (const Setting& setting : settings(GetParam())) {
     Case c(GetParam(), setting);
-    const std::int64_t rows = 3 * c.sequence(), vocabulary = c.run.model.config().vocabulary;
+    const LayoutCase& layout = setting.layout;
+    if (layout.pipeline > 1 || layout.context > 1 || layout.micro_batch != c.reference.batch())
+      continue;
+    const std::int64_t rows = c.reference.batch() * c.sequence(),
+                       vocabulary = c.run.model.config().vocabulary;
     std::vector<float> logits(static_cast<std::size_t>(rows * vocabulary));
-    c.run.replica.engine().logits(c.batch(0, 3), Tensor(logits.data(), {rows, vocabulary}));
+    c.run.replica.engine().logits(c.batch(0, c.reference.batch()),
+                                  Tensor(logits.data(), {rows, vocabulary}));
     const auto expected = c.reference.tensor<double>("logits").values;
     double largest = 0;
     for (double x : expected) largest = std::max(largest, std::abs(x));
     // fp32 sums of a few hundred terms through three blocks: some tens of roundings of the largest
     // logit.
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_NEAR(logits[i], expected[i], 64 * 6e-8 * largest)
-          << setting.name << ": row " << i / 101 << " column " << i % 101;
+      ASSERT_NEAR(logits[i], expected[i], 64 * 6e-8 * largest) << setting.name << ": element " << i;
     }
   }
 }
 
 TEST_P(ReferenceTest, Loss) {
-  for (const Setting& setting : settings()) {
+  for (const Setting& setting : settings(GetParam())) {
     Case c(GetParam(), setting);
     EXPECT_NEAR(c.evaluate(), c.reference.loss(), 1e-6 * c.reference.loss()) << setting.name;
   }
@@ -177,7 +201,7 @@ TEST_P(ReferenceTest, Loss) {
 
 // Micro-batches have unequal weights: each is divided by the whole batch's weight, not its own.
 TEST_P(ReferenceTraining, Gradients) {
-  for (const Setting& setting : settings()) {
+  for (const Setting& setting : settings(GetParam())) {
     Case c(GetParam(), setting);
     const LossSum sum = c.run.replica.backward(c.batches()).loss;
     EXPECT_NEAR(sum.mean(), c.reference.loss(), 1e-6 * c.reference.loss()) << setting.name;
@@ -186,7 +210,7 @@ TEST_P(ReferenceTraining, Gradients) {
 }
 
 TEST_P(ReferenceTraining, TenAdamWSteps) {
-  for (const Setting& setting : settings()) {
+  for (const Setting& setting : settings(GetParam())) {
     Case c(GetParam(), setting);
     const nlohmann::json& golden = c.reference.adamw();
     const optim::OptimConfig config{.learning_rate = golden.at("learning_rate"),
@@ -215,7 +239,7 @@ TEST_P(ReferenceTraining, TenAdamWSteps) {
 }
 
 TEST_P(ReferenceTraining, PlannedMemoryIsUsedToTheByte) {
-  for (const Setting& setting : settings()) {
+  for (const Setting& setting : settings(GetParam())) {
     Case c(GetParam(), setting);
     (void)c.run.replica.backward(c.batches());
     const StageMemory& memory = c.run.replica.engine().memory();
@@ -224,9 +248,10 @@ TEST_P(ReferenceTraining, PlannedMemoryIsUsedToTheByte) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(PyTorch, ReferenceTraining, testing::Values("gpt2", "llama"),
+INSTANTIATE_TEST_SUITE_P(PyTorch, ReferenceTraining, testing::Values("gpt2", "llama", "packed"),
                          [](const auto& info) { return info.param; });
-INSTANTIATE_TEST_SUITE_P(PyTorch, ReferenceTest, testing::Values("gpt2", "llama", "llama3_rope"),
+INSTANTIATE_TEST_SUITE_P(PyTorch, ReferenceTest,
+                         testing::Values("gpt2", "llama", "llama3_rope", "packed"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A rehearsal of a large run: 64 ranks, tensor 4 × pipeline 4 × data 4 with ZeRO 1, bit for bit the
-// results of one rank.
+// Rehearsals of a large run: 64 ranks, tensor 4 × pipeline 4 × data 4 with ZeRO 1, and tensor 2 ×
+// context 4 × pipeline 2 × data 4, bit for bit the results of one rank.
 #include <chrono>
 #include <thread>
 
@@ -21,12 +21,12 @@ void wait_for_all() {
   }
 }
 
-void rehearse(const model::ModelConfig& config, const LayoutCase& layout) {
+void rehearse(const model::ModelConfig& config, const LayoutCase& layout,
+              const RunSettings& settings = {.steps = 3, .global_batch = 16}) {
   int rank = 0, size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   ASSERT_EQ(size, layout.ranks());
-  const RunSettings settings{.steps = 3, .global_batch = 16};
   RunResult one;
   if (rank == 0) one = run_layout(config, {.micro_batch = 4}, settings, MPI_COMM_SELF);
   wait_for_all();
@@ -37,7 +37,8 @@ void rehearse(const model::ModelConfig& config, const LayoutCase& layout) {
   wait_for_all();
   if (rank != 0) return;
   EXPECT_EQ(first_difference(one, found), "");
-  fmt::print("{} ranks: 3 steps, evaluation and comparison in {:.1f} s\n", size, spent.count());
+  fmt::print("{} ranks: {} steps, evaluation and comparison in {:.1f} s\n", size, settings.steps,
+             spent.count());
 }
 
 TEST(Rehearsal, Gpt2) {
@@ -52,7 +53,7 @@ TEST(Rehearsal, Gpt2) {
   rehearse(config, {.tensor = 4, .pipeline = 4, .data = 4, .zero = 1});
 }
 
-TEST(Rehearsal, Llama) {
+model::ModelConfig llama() {
   model::ModelConfig config;
   config.layers = 7;
   config.width = 48;
@@ -67,14 +68,25 @@ TEST(Rehearsal, Llama) {
   config.bias = false;
   config.tied = false;
   config.resolve();
-  rehearse(config, {.tensor = 4,
-                    .pipeline = 4,
-                    .data = 4,
-                    .zero = 1,
-                    .sequence_parallel = true,
-                    .schedule = "interleaved",
-                    .virtual_stages = 2,
-                    .micro_batch = 1});
+  return config;
+}
+
+TEST(Rehearsal, Llama) {
+  rehearse(llama(), {.tensor = 4,
+                     .pipeline = 4,
+                     .data = 4,
+                     .zero = 1,
+                     .sequence_parallel = true,
+                     .schedule = "interleaved",
+                     .virtual_stages = 2,
+                     .micro_batch = 1});
+}
+
+TEST(Rehearsal, Context) {
+  rehearse(
+      llama(),
+      {.tensor = 2, .pipeline = 2, .data = 4, .zero = 1, .sequence_parallel = true, .context = 4},
+      {.steps = 3, .global_batch = 16, .virtual_context = 4, .documents = true});
 }
 
 }  // namespace

@@ -182,6 +182,32 @@ TEST(Volume, OfSharedKeyValueHeads) {
   }
 }
 
+// Keys and values of the key/value heads alone are gathered in forward and in backward, and their
+// gradients reduced once, for every layer and micro-batch; nothing else crosses a context group.
+TEST(Volume, OfContextParallelism) {
+  if (!four_ranks()) GTEST_SKIP() << "for " << ranks << " ranks";
+  model::ModelConfig config = deep_model();
+  config.layers = 5;
+  config.width = 64;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.hidden = 0;
+  config.sequence = 48;
+  config.resolve();
+  const int batch = 4;
+  for (const int context : {2, 4}) {
+    const LayoutCase layout{.data = ranks / context, .micro_batch = 2, .context = context};
+    const Counted counted = count(config, layout, batch);
+    const auto keys =
+        static_cast<double>(batch * config.sequence * 2 * config.kv_heads * config.head_size());
+    expect_volume(counted.bytes.at("context"),
+                  3.0 * static_cast<double>(config.layers) * sent(context, keys),
+                  layout.to_string());
+    expect_volume(counted.bytes.at("data"),
+                  2 * sent(ranks, static_cast<double>(counted.parameters)), layout.to_string());
+  }
+}
+
 // Each boundary between virtual stages is crossed by one activation and one gradient of b·s·h per
 // micro-batch, split by sequence parallelism and tensor ranks as activations are.
 TEST(Volume, OfPipelineParallelism) {

@@ -31,16 +31,23 @@ LLAMA = dict(COMMON, kv_heads=2, hidden=130, norm="rmsnorm", position="rotary", 
              rope_scaling="none", activation="swiglu", bias=False, tied=False)
 LLAMA3_ROPE = dict(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_low_frequency_factor=1.0,
                    rope_high_frequency_factor=4.0, rope_original_sequence=32)
-BATCH = 3
+PACKED = dict(LLAMA, layers=2, width=32, hidden=72, vocabulary=32, sequence=512)
+BATCH = {"packed": 2}  # sequences; 3 elsewhere
+# Tokens of the documents that fill each sequence of a case: of one token, of a few, and longer than its eighth.
+DOCUMENTS = {"packed": [[1, 40, 23, 1, 63, 130, 2, 252], [300, 5, 84, 3, 120]]}
 # name, configuration, seed, all target weights 1, case whose parameters it uses, gradients and optimizer too
 CASES = [("gpt2", GPT2, 20261121, True, None, True), ("llama", LLAMA, 20261122, False, None, True),
-         ("llama3_rope", LLAMA3_ROPE, 20261123, False, "llama", False)]
+         ("llama3_rope", LLAMA3_ROPE, 20261123, False, "llama", False),
+         ("packed", PACKED, 20261128, False, None, True)]
 # Standard deviations of the random parameters: large enough that no gradient is tiny and attention is not flat,
 # and such that the gradient norm crosses the clipping bound during the ten steps.
 SCALE = {"gpt2": {"embedding": 0.15, "matrix": 0.18, "last_gain": 0.45},
-         "llama": {"embedding": 0.5, "head": 0.07, "matrix": 0.14, "last_gain": 0.75}}
+         "llama": {"embedding": 0.5, "head": 0.07, "matrix": 0.14, "last_gain": 0.75},
+         "packed": {"embedding": 0.5, "head": 0.24, "matrix": 0.2, "last_gain": 1.1}}
 ADAMW = {"steps": 10, "learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1,
          "clip_norm": 1.0, "clip_epsilon": 1e-6}
+
+BATCH_TENSORS = ("ids", "targets", "weights", "documents")
 
 
 def shapes(c):
@@ -102,14 +109,30 @@ def random_parameters(c, scale, generator):
     return out
 
 
-def random_batch(c, unit_weights, generator):
-    text = torch.randint(0, c["vocabulary"], (BATCH, c["sequence"] + 1), generator=generator)
+def random_batch(name, c, unit_weights, generator):
+    """ids, targets, weights and, in a packed case, each token's document, [sequences, tokens]."""
+    count = BATCH.get(name, 3)
+    text = torch.randint(0, c["vocabulary"], (count, c["sequence"] + 1), generator=generator)
     if unit_weights:
-        weights = torch.ones(BATCH, c["sequence"], dtype=torch.float64)
+        weights = torch.ones(count, c["sequence"], dtype=torch.float64)
     else:
         choice = torch.tensor([0.0, 0.25, 1.0, 1.0, 1.75], dtype=torch.float64)
-        weights = choice[torch.randint(0, 5, (BATCH, c["sequence"]), generator=generator)]
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous(), weights
+        weights = choice[torch.randint(0, 5, (count, c["sequence"]), generator=generator)]
+    documents = None
+    if name in DOCUMENTS:
+        documents = torch.tensor([[d for d, tokens in enumerate(row) for _ in range(tokens)] for row in DOCUMENTS[name]])
+        last = torch.ones(count, c["sequence"], dtype=torch.bool)  # the next token is of another document
+        last[:, :-1] = documents[:, 1:] != documents[:, :-1]
+        weights = weights.masked_fill(last, 0)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous(), weights, documents
+
+
+def positions_of(ids, documents):
+    """[sequences, tokens]: each token's place in its document."""
+    place = torch.arange(ids.shape[1]).expand(ids.shape)
+    if documents is None:
+        return place
+    return torch.stack([torch.tensor([i - row.index(d) for i, d in enumerate(row)]) for row in documents.tolist()])
 
 
 def rotary_frequencies(c):
@@ -130,8 +153,8 @@ def rotary_frequencies(c):
 class Model:
     """The transformer by explicit formulas; no function of torch.nn."""
 
-    def __init__(self, c, parameters):
-        self.c, self.p = c, parameters
+    def __init__(self, c, parameters, documents=None):
+        self.c, self.p, self.documents = c, parameters, documents
 
     def linear(self, name, x):
         y = torch.einsum("btc,oc->bto", x, self.p[name + ".weight"])
@@ -146,8 +169,8 @@ class Model:
         return centred / torch.sqrt(variance + epsilon) * gain + self.p[name + ".bias"]
 
     def rotate(self, x):  # [B, T, heads, D]; pairs (i, i + D/2)
-        angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * rotary_frequencies(self.c)
-        cosine, sine = angles.cos()[:, None, :], angles.sin()[:, None, :]
+        angles = positions_of(x[:, :, 0, 0], self.documents).double()[:, :, None] * rotary_frequencies(self.c)
+        cosine, sine = angles.cos()[:, :, None, :], angles.sin()[:, :, None, :]
         half = x.shape[-1] // 2
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
@@ -162,12 +185,14 @@ class Model:
         v = qkv[..., (heads + groups) * size :].reshape(batch, tokens, groups, size)
         if c["position"] == "rotary":
             q, k = self.rotate(q), self.rotate(k)
-        future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        unseen = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        if self.documents is not None:
+            unseen = unseen | (self.documents[:, :, None] != self.documents[:, None, :])
         outputs = []
         for head in range(heads):
             group = head // (heads // groups)
             scores = torch.einsum("bid,bjd->bij", q[:, :, head], k[:, :, group]) / math.sqrt(size)
-            scores = scores.masked_fill(future, -math.inf)
+            scores = scores.masked_fill(unseen, -math.inf)
             exponent = torch.exp(scores - scores.max(-1, keepdim=True).values)
             outputs.append(torch.einsum("bij,bjd->bid", exponent / exponent.sum(-1, keepdim=True), v[:, :, group]))
         return self.linear(block + "attention.out", torch.cat(outputs, -1))
@@ -201,8 +226,8 @@ def weighted_loss(logits, targets, weights):
 
 def loss_and_gradients(c, parameters, batch):
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    logits = Model(c, leaves).logits(batch[0])
-    loss = weighted_loss(logits, *batch[1:])
+    logits = Model(c, leaves, batch[3]).logits(batch[0])
+    loss = weighted_loss(logits, *batch[1:3])
     loss.backward()
     return logits.detach(), loss.item(), {name: leaf.grad for name, leaf in leaves.items()}
 
@@ -308,8 +333,13 @@ def second_opinion_frequencies(c):
 
 
 def second_opinion_loss(c, p, batch):
-    ids, targets, weights = batch
-    logits = second_opinion_logits(c, p, ids)
+    ids, targets, weights, documents = batch
+    if documents is None:
+        logits = second_opinion_logits(c, p, ids)
+    else:  # each document as a sequence of its own
+        logits = torch.stack([
+            torch.cat([second_opinion_logits(c, p, part[None])[0] for part in row.split(of.bincount().tolist())])
+            for row, of in zip(ids, documents)])
     nll = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     return logits, (nll * weights.flatten()).sum() / weights.sum()
 
@@ -378,7 +408,7 @@ def check_by_differences(name, key, c, parameters, batch, gradient):
 
     def at(step):
         moved = dict(parameters, **{key: parameters[key] + step * direction})
-        return weighted_loss(Model(c, moved).logits(batch[0]), *batch[1:]).item()
+        return weighted_loss(Model(c, moved, batch[3]).logits(batch[0]), *batch[1:3]).item()
 
     expected = (at(h) - at(-h)) / (2 * h)
     actual = (gradient * direction).sum().item()
@@ -415,12 +445,13 @@ def write():
             parameters[name] = random_parameters(c, SCALE[name], generator)
             for key, value in parameters[name].items():
                 writer.add("parameters/" + key, value, "f32")
-        batch = random_batch(c, unit_weights, generator)
-        for key, value, kind in zip(("ids", "targets", "weights"), batch, ("i32", "i32", "f32")):
-            writer.add(key, value, kind)
+        batch = random_batch(name, c, unit_weights, generator)
+        for key, value, kind in zip(BATCH_TENSORS, batch, ("i32", "i32", "f32", "i32")):
+            if value is not None:
+                writer.add(key, value, kind)
         result = compute_case(name, c, parameters[name], batch, train)
         writer.add("logits", result["logits"], "f64")
-        case = {"config": c, "batch": BATCH, "loss": result["loss"]}
+        case = {"config": c, "batch": len(batch[0]), "loss": result["loss"]}
         if train:
             for key, value in result["gradients"].items():
                 writer.add("gradients/" + key, value, "f32")
@@ -462,7 +493,7 @@ def check():
         assert case["config"] == c, f"{name}: the configuration differs"
         tensors = {key: read(entry) for key, entry in case["tensors"].items()}
         parameters = {key: tensors["parameters/" + key] for key in shapes(c)}
-        result = compute_case(name, c, parameters, (tensors["ids"], tensors["targets"], tensors["weights"]), train)
+        result = compute_case(name, c, parameters, [tensors.get(key) for key in BATCH_TENSORS], train)
         close(f"{name}: stored logits", tensors["logits"], result["logits"], 1e-13)
         close(f"{name}: stored loss", case["loss"], result["loss"], 1e-13)
         if train:

@@ -34,6 +34,24 @@ inline data::Batch make_test_batch(std::int64_t first, std::int64_t sequences, s
   return batch;
 }
 
+/// Ends documents after every few tokens of each sequence, in other places in each sample, as
+/// data::make_batch marks them.
+inline void divide_into_documents(data::Batch& batch) {
+  batch.documents.resize(batch.inputs.size());
+  for (std::int64_t s = 0; s < batch.sequences; ++s) {
+    std::int32_t document = 0, position = 0;
+    for (std::int64_t t = 0; t < batch.length; ++t) {
+      const auto at = static_cast<std::size_t>(s * batch.length + t);
+      batch.positions[at] = position++;
+      batch.documents[at] = document;
+      if ((t + 3 * batch.samples[static_cast<std::size_t>(s)]) % 7 != 4) continue;
+      batch.weights[at] = 0;
+      position = 0;
+      ++document;
+    }
+  }
+}
+
 /// A small model with odd sizes, resolved.
 inline model::ModelConfig odd_model(bool llama) {
   model::ModelConfig config;

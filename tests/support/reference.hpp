@@ -15,9 +15,9 @@
 
 namespace trireme::testing_support {
 
-/// One case of the reference files: "gpt2", "llama" or "llama3_rope". Tensors are named
-/// "parameters/<name>", "gradients/<name>", "ids", "targets", "weights" and "logits". Errors throw
-/// std::runtime_error.
+/// One case of the reference files: "gpt2", "llama", "llama3_rope" or "packed". Tensors are named
+/// "parameters/<name>", "gradients/<name>", "ids", "targets", "weights", "documents" (of "packed")
+/// and "logits". Errors throw std::runtime_error.
 class Reference {
  public:
   template <class T>

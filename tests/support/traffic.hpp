@@ -75,6 +75,12 @@ class CountingOps final : public ops::ForwardingOps<CountingOps> {
     t.read = bytes(a) + bytes(b);
     t.written = bytes(y);
   }
+  /// merge_attention
+  void count(Traffic& t, const Tensor& out, const Tensor& lse, const Tensor& other,
+             const Tensor& other_lse) const {
+    t.written = bytes(out) + bytes(lse);
+    t.read = t.written + bytes(other) + bytes(other_lse);
+  }
   void count(Traffic& t, const Tensor& c, const Tensor& a, const Tensor& b,
              const ops::MatmulOptions& options) const {
     t.read = bytes(a) + bytes(b) + bytes(options.bias) + bytes(options.gelu_input) +

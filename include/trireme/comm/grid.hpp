@@ -70,12 +70,12 @@ class Grid {
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
 
   Communicator& group(GroupKind kind) { return *groups_[kind]; }
-  /// Along one axis, ordered by its coordinate.
+  /// Along one axis, ordered by its coordinate; of data: see GroupKind.
   Communicator& group(Axis axis) { return group(group_along(axis)); }
   Communicator& world() { return group(GroupKind::world); }
   /// One replica of the model: pipeline × context × tensor.
   Communicator& model_group() { return group(GroupKind::model); }
-  /// The data axis in two factors, for hybrid sharding: shard_size() consecutive data ranks …
+  /// The data group in two factors, for hybrid sharding: shard_size() consecutive ranks …
   Communicator& shard_group() { return group(GroupKind::shard); }
   /// … and the ranks of equal place in the shard groups.
   Communicator& replica_group() { return group(GroupKind::replica); }

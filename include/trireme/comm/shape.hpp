@@ -20,39 +20,45 @@ enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
 constexpr int axis_count = static_cast<int>(Axis::count);
 std::string_view name_of(Axis axis);
 /// Axes whose degree a configuration sets, in the order in which texts name them.
-inline constexpr std::array settable_axes = {Axis::tensor, Axis::pipeline, Axis::data};
+inline constexpr std::array settable_axes = {Axis::tensor, Axis::context, Axis::pipeline,
+                                             Axis::data};
 
 /// Degree of each axis and of the groups inside an axis, and coordinates.
 struct GridShape {
   std::array<int, axis_count> degree{1, 1, 1, 1};  // by Axis
-  /// Data ranks of a shard group, a divisor of the data degree (shard_degree checks what users ask
-  /// for), and tensor ranks of a key/value group, a divisor of the tensor degree; 0: all of them.
+  /// Ranks of a shard group, a divisor of copies() (shard_degree checks what users ask for), and
+  /// tensor ranks of a key/value group, a divisor of the tensor degree; 0: all of them.
   int shard = 0, kv = 0;
   int of(Axis axis) const { return degree[static_cast<std::size_t>(axis)]; }
-  int shard_size() const { return shard == 0 ? of(Axis::data) : shard; }
+  /// Ranks that have the same parameters, and sum their gradients: data × context.
+  int copies() const { return of(Axis::data) * of(Axis::context); }
+  int shard_size() const { return shard == 0 ? copies() : shard; }
   int kv_size() const { return kv == 0 ? of(Axis::tensor) : kv; }
   int size() const;
   std::array<int, axis_count> coordinates(int rank) const;
   int rank(const std::array<int, axis_count>& coordinates) const;
-  std::string to_string() const;  // "tensor 1 × pipeline 1 × data 2"
+  /// "tensor 1 × pipeline 1 × data 2"; the context axis where it has several ranks.
+  std::string to_string() const;
 };
 
 /// What a configuration asks for.
 struct Degrees {
-  std::int64_t tensor = 1, pipeline = 1;
+  std::int64_t tensor = 1, context = 1, pipeline = 1;
   std::int64_t data = 0;  // 0: the rest of the world
 };
 
 /// The shape of a world of `world` ranks. Throws ConfigError that names parallel.tensor,
-/// parallel.pipeline or parallel.data, the rule, and the nearest layouts that work.
+/// parallel.context, parallel.pipeline or parallel.data, the rule, and the nearest layouts that
+/// work.
 GridShape make_grid_shape(int world, const Degrees& degrees);
 
-/// Data ranks of a shard group, as asked for by `group`: 0 is the whole data axis. Throws
-/// ConfigError that names zero.group where `group` does not divide the data degree.
+/// Ranks of a shard group, as asked for by `group`: 0 is all copies. Throws ConfigError that names
+/// zero.group where `group` does not divide their number.
 int shard_degree(const GridShape& shape, std::int64_t group);
 
-/// The groups of which every rank has one: along an axis; everyone; those of one pipeline stage;
-/// one replica of the model (pipeline × context × tensor); shard_size() consecutive data ranks, and
+/// The groups of which every rank has one: along an axis (data: along the context axis too, which
+/// is inner: all copies of the parameters); everyone; those of one pipeline stage; one replica of
+/// the model (pipeline × context × tensor); shard_size() consecutive ranks of the data group, and
 /// the ranks of equal place in these; first and last stage; kv_size() consecutive tensor ranks.
 enum class GroupKind : std::uint8_t {
   tensor,
@@ -120,7 +126,7 @@ std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape);
 /// world rank, equal numbers for ranks that share memory.
 std::vector<std::string> topology_warnings(const GridShape& shape, std::span<const int> node_of);
 
-/// The largest divisor N of the data degree such that every shard group of N (see
+/// The largest divisor N of the number of copies such that every shard group of N (see
 /// Grid::shard_group) is inside one node; 1 where none larger does.
 int shard_inside_node(const GridShape& shape, std::span<const int> node_of);
 

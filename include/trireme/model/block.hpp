@@ -48,18 +48,28 @@ class Attention : public Region {
   Attention(params::ParameterTable& table, int unit, const std::string& name,
             const ModelConfig& config, int layer);
   void plan(UnitPlan& plan);
-  /// Adds scratch of backward that is free once the gradient for x is computed.
-  void plan_inner(UnitPlan& plan) { plan_dmiddle(plan); }
-  /// The heads' outputs, from all rows of x [R, C].
-  void forward(const UnitContext& context, const Tensor& x) const;
-  /// Recomputes what the plan rebuilds; x as in forward.
-  void recompute(const UnitContext& context, const Tensor& x) const;
+  /// Adds scratch of attention itself and of its backward, which is free once the gradient for x is
+  /// computed.
+  void plan_inner(UnitPlan& plan);
+  /// q|k|v from all rows of x [R, C].
+  void project_in(const UnitContext& context, const Tensor& x) const;
+  /// The heads' outputs of each call; of several where sequences are cut.
+  void attend(std::span<const UnitContext* const> calls) const;
+  /// Recomputes what the plan rebuilds: first q|k|v, x as in forward, then what attend makes.
+  void recompute(const UnitContext& context, const Tensor& x) const {
+    if (recomputes_from_input()) project_in(context, x);
+  }
+  void recompute_attend(std::span<const UnitContext* const> calls) const {
+    if (middle_.front().area == Area::rebuilt) attend(calls);
+  }
   /// Recomputes into scratch what backward_output_weight reads.
   void recompute_middle(const UnitContext& /*context*/) const {}
-  /// The first two parts of backward, from all rows of dy [R, C], in any order.
+  /// The first two parts of backward, from all rows of dy [R, C], in any order: for the output's
+  /// weight, and for the heads' outputs.
   void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
-  /// The gradient for q|k|v.
   void backward_inner(const UnitContext& context, const Tensor& dy) const;
+  /// Then the gradients for q|k|v of each call.
+  void attend_backward(std::span<const UnitContext* const> calls) const;
 
   /// Tensor ranks of a key/value group, which divide `ranks`: no border between two groups is
   /// inside the query heads of one key/value head. The fewest; in reproducible mode of the powers
@@ -84,8 +94,13 @@ class Attention : public Region {
   void rotate(const UnitContext& context, const Tensor& qkv, const TileHeads& heads,
               bool inverse) const;
   ops::Dropout dropout(const UnitContext& context) const;
-  void project_in(const UnitContext& context, const Tensor& x) const;
   void attend(const UnitContext& context) const;
+  void attend_backward(const UnitContext& context) const;
+  // Where sequences are cut (context_attention.cpp):
+  class Exchange;
+  void plan_exchange(UnitPlan& plan);
+  void attend_pairs(std::span<const UnitContext* const> calls) const;
+  void attend_pairs_backward(std::span<const UnitContext* const> calls) const;
   Tensor log_sums(const UnitContext& context, std::size_t tile) const;  // [B, Hv, T]
   void attend_cached(const UnitContext& context, int tile, const Tensor& out, const Tensor& lse,
                      const Heads& heads, const ops::HeadSlice& slice) const;
@@ -94,6 +109,15 @@ class Attention : public Region {
   float scale_, rate_;
   int layer_;
   std::vector<Slot> lse_;  // per tile [R, Hv], beside q|k|v [R, (Hv + 2Gv)·D] and heads [R, Hv·D]
+  std::int64_t sequence_;  // tokens of a whole one
+  // Scratch where sequences are cut. k|v of all their tokens, [B·T, 2·Gv·D] of the widest tile: by
+  // context rank and in order; gradients, one for each level of a sum over pairs, and by rank.
+  Slot keys_by_rank_, keys_, dkeys_by_rank_;
+  std::vector<Slot> dkeys_;
+  Slot dpiece_, wide_dpiece_;  // those of one call; also in fp32, beside a narrower type
+  /// Reproducible mode: partial results of one chunk of queries by level, and of one call.
+  std::vector<Slot> out_levels_, lse_levels_;
+  Slot piece_;
 };
 
 /// The MLP of a block: up, GELU, down; or gate|up, SwiGLU, down.
@@ -135,17 +159,22 @@ class ResidualBranch {
         layer_(std::move(layer)),
         dropout_(config.dropout, dropout_stream) {}
   void plan(UnitPlan& plan);
-  void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
-  /// The same for x = a + b, which may be a or b.
+  const Layer& layer() const { return layer_; }
+  /// Attention: q|k|v. What project needs beside it, its layer computes.
+  void enter(const UnitContext& context, const Tensor& x) const;
+  /// MLP: y for x = a + b, which may be a or b.
   void forward_sum(const UnitContext& context, const Tensor& y, const Tensor& x, const Tensor& a,
                    const Tensor& b) const;
-  /// Recomputes what the plan rebuilds, but y. The norm may still be in flight.
+  /// Recomputes what the plan rebuilds, but y and what attention makes of q|k|v. The norm may still
+  /// be in flight.
   [[nodiscard]] RowGather recompute(const UnitContext& context, const Tensor& x) const;
   /// y, from what forward or recompute left in the layer.
   void project(const UnitContext& context, const Tensor& y) const;
-  /// dx = dy + the gradient through the layer: that of x + y. dx may be dy.
-  void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
-                const Tensor& x) const;
+  /// Backward, in two halves; attention computes gradients for q|k|v in between. dx = dy + the
+  /// gradient through the layer: that of x + y. dx may be dy.
+  void begin_backward(const UnitContext& context, BackwardPart part, const Tensor& dy) const;
+  void end_backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
+                    const Tensor& dy, const Tensor& x) const;
 
  private:
   /// Starts to gather all rows of normed = norm(x).
@@ -168,6 +197,9 @@ class Block final : public Unit {
   void recompute(const UnitContext& context, const Tensor& x) const override;
   void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
                 const Tensor& x) const override;
+  void forward_pairs(std::span<const ForwardCall> calls) const override;
+  void recompute_pairs(std::span<const BackwardCall> calls) const override;
+  void backward_pairs(std::span<const BackwardCall> calls, BackwardPart part) const override;
 
  private:
   std::string name_;

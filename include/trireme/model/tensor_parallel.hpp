@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -49,6 +50,12 @@ class RowSum {
   Tensor local_, sum_;
   device::Event summed_;
 };
+
+/// Starts `operation` on the context's stream, which then advances without its waiter; in a
+/// capture, in each launch. It may refer to the context's `tensor`, and to nothing else that ends
+/// before the graphs.
+device::Event start_collective(const UnitContext& context,
+                               std::function<device::Event()> operation);
 
 /// Enters a region, and is the backward of leaving one: starts to complete `full` [R, C], whose
 /// local rows are written. Computation until wait() must not touch it.

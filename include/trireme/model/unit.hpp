@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,9 +63,21 @@ struct Slot {
   std::size_t offset = 0;  // bytes from the beginning of the unit's area
 };
 
+/// Context parallelism: a sequence of T tokens is cut into 2·pairs equal chunks; a pair is chunks
+/// p and 2·pairs − 1 − p, so that causal attention costs the same for each. This rank has `count`
+/// pairs from `first` on of every sequence. One pair: the whole sequence, which is not cut.
+struct ContextPart {
+  int pairs = 1, first = 0, count = 1;
+  bool cuts() const { return pairs > 1; }
+  int ranks() const { return pairs / count; }
+  /// The chunk of pair `pair` that comes first (half 0) or last (half 1) in the sequence.
+  int chunk(int pair, int half) const { return half == 0 ? pair : 2 * pairs - 1 - pair; }
+};
+
 /// A rank's share of the work, as far as memory depends on it.
 struct Shares {
   params::Tiles tiles;  // of split parameters
+  ContextPart context;
   /// Tiles of a key/value group (comm::GroupKind::kv), outside of which no other tile has one of
   /// this rank's key/value heads; 0: all tiles.
   int kv_tiles = 0;
@@ -192,7 +205,9 @@ class UnitMemory {  // the areas of one unit for one leaf
   std::array<Place, area_count> places_;
 };
 
-struct Microbatch {            // one leaf's tokens
+/// One leaf's tokens. Where sequences are cut (ContextPart) a "sequence" of T tokens is one pair of
+/// chunks.
+struct Microbatch {
   std::int64_t sequences = 0;  // B
   std::int64_t length = 0;     // T
   Tensor inputs;               // i32 [R]
@@ -200,8 +215,10 @@ struct Microbatch {            // one leaf's tokens
   Tensor weights;              // [R]
   Tensor positions;            // i32 [B, T]
   Tensor documents;            // i32 [B, T], absent: one document
-  Tensor samples;              // i64 [B], sample numbers
-  Tensor rows;                 // i64 [R], sample·T + t: the logical index of a token, for dropout
+  /// As positions and documents, of all tokens of the sequences that were cut; else absent.
+  Tensor key_positions, key_documents;
+  Tensor samples;  // i64 [B], sample numbers
+  Tensor rows;     // i64 [R], sample·T + t: the logical index of a token, for dropout
   /// There are no documents and positions are 0, 1, … T − 1 in every sequence
   /// (AttentionMask::plain).
   bool plain = false;
@@ -240,6 +257,7 @@ struct TensorGroup {
   comm::Progress* progress = nullptr;        // advances the stream while the rank computes
   device::GraphSequence* capture = nullptr;  // takes the group's operations, where computation is
                                              // captured
+  comm::Communicator* context = nullptr;     // ranks that have the other parts of the sequences
 };
 
 /// Arguments of every call of a unit.
@@ -281,19 +299,42 @@ enum class BackwardPart : std::uint8_t { all, input, weight };
 constexpr bool has_input(BackwardPart part) { return part != BackwardPart::weight; }
 constexpr bool has_weight(BackwardPart part) { return part != BackwardPart::input; }
 
+/// Arguments of a unit's calls: the leaf's, x [r, C] in (absent for the embedding), y [r, C] out
+/// (absent for the head).
+struct ForwardCall {
+  UnitContext context;
+  Tensor y, x;
+};
+/// dx [r, C] out (absent for the embedding), dy [r, C] in (absent for the head), x as in forward.
+struct BackwardCall {
+  UnitContext context;
+  Tensor dx, dy, x;
+};
+
 class Unit : public Interface {
  public:
   virtual std::string name() const = 0;
   /// Requests its slots; called before any other call.
   virtual void plan(UnitPlan& plan) = 0;
-  /// x [r, C] in (absent for the embedding), y [r, C] out (absent for the head).
   virtual void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const = 0;
   /// Recomputes what the plan put into Area::rebuilt, with the bits of forward. Precedes backward.
   virtual void recompute(const UnitContext& /*context*/, const Tensor& /*x*/) const {}
-  /// Writes dx [r, C] (absent for the embedding) from dy [r, C] (absent for the head), and adds to
-  /// the gradients of the unit's parameters. x as in forward.
+  /// Writes dx, and adds to the gradients of the unit's parameters.
   virtual void backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
                         const Tensor& dy, const Tensor& x) const = 0;
+  /// The same for this rank's pairs of chunks of the same sequences (ContextPart), which a unit may
+  /// let exchange what it computes. Scratch and rebuilt values of each have memory of their own.
+  virtual void forward_pairs(std::span<const ForwardCall> calls) const {
+    for (const ForwardCall& call : calls) forward(call.context, call.y, call.x);
+  }
+  virtual void recompute_pairs(std::span<const BackwardCall> calls) const {
+    for (const BackwardCall& call : calls) recompute(call.context, call.x);
+  }
+  virtual void backward_pairs(std::span<const BackwardCall> calls, BackwardPart part) const {
+    for (const BackwardCall& call : calls) {
+      backward(call.context, part, call.dx, call.dy, call.x);
+    }
+  }
 };
 
 }  // namespace trireme::model

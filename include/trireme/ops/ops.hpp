@@ -203,6 +203,11 @@ class Ops : public Interface {
                                   const Tensor& q, const Tensor& k, const Tensor& v,
                                   const AttentionMask& mask, float scale, const Dropout& dropout,
                                   const Tensor& samples, const HeadSlice& heads = {}) = 0;
+  /// Attention to two sets of keys from that to each: out, other fp32 [T, H, D] and their lse,
+  /// other_lse [H, T] become out and lse for both. out = Σ exp(lse_i − lse)·out_i, lse = log Σ
+  /// exp(lse_i).
+  virtual void merge_attention(const Tensor& out, const Tensor& lse, const Tensor& other,
+                               const Tensor& other_lse) = 0;
 
   // Vocabulary-parallel cross-entropy: operations that `model` reduces across tensor ranks
   /// maximum [R] = max over the columns of logits [R, V] and, with `accumulate`, its old value.

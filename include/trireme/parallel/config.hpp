@@ -11,6 +11,7 @@ namespace trireme::parallel {
 struct ParallelConfig {
   std::string layout = "given";  // given | auto
   std::int64_t tensor = 1;
+  std::int64_t context = 1;
   std::int64_t pipeline = 1;
   std::int64_t data = 0;     // 0: the rest of the world
   std::int64_t servers = 0;  // ranks beside the grid
@@ -29,6 +30,10 @@ struct ParallelConfig {
                "machine file of train.predict, as plan --search finds it",
                config::one_of({"given", "auto"}));
     fields.add("tensor", tensor, "tensor-parallel degree: ranks that share each layer's matrices",
+               config::in_range(1, 1024));
+    fields.add("context", context,
+               "context-parallel degree: ranks that share each sequence's tokens, which attention "
+               "exchanges",
                config::in_range(1, 1024));
     fields.add("pipeline", pipeline, "pipeline stages: ranks among which the layers are divided",
                config::in_range(1, 1024));
@@ -91,6 +96,7 @@ struct NumericsConfig {
   bool reproducible = false;
   std::int64_t virtual_data = 8;
   std::int64_t virtual_tensor = 8;
+  std::int64_t virtual_context = 1;
 
   void declare(config::Fields& fields) {
     fields.add("reproducible", reproducible,
@@ -101,6 +107,10 @@ struct NumericsConfig {
                config::in_range(1, 65536));
     fields.add("virtual_tensor", virtual_tensor,
                "reproducible: matrices are cut into so many tiles, a power of two that tensor "
+               "degrees divide",
+               config::in_range(1, 1024));
+    fields.add("virtual_context", virtual_context,
+               "reproducible: each sequence is cut into so many parts, a power of two that context "
                "degrees divide",
                config::in_range(1, 1024));
   }

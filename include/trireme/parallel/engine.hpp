@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <typeindex>
 #include <vector>
@@ -36,8 +37,9 @@ struct LossSum {
 struct EngineGroups {
   comm::Communicator& tensor;
   comm::Communicator& kv;  // tensor ranks among which a key/value head may be shared
-  comm::Communicator& data;
-  comm::Communicator& shard;        // data ranks among which state is sharded
+  comm::Communicator& context;
+  comm::Communicator& data;         // copies of the parameters: along the context axis too
+  comm::Communicator& shard;        // of these, those among which state is sharded
   comm::Communicator& embedding;    // the first and the last stage
   comm::Communicator& pipeline;     // agreement along the stages
   comm::Communicator& activations;  // the same ranks, once for each direction of messages
@@ -113,7 +115,8 @@ class Engine {
   /// After an update of own shards: gathers what is kept whole (ZeRO 1 and 2). What ZeRO 3 gathered
   /// is stale.
   void gather_updated();
-  /// Forward alone: the sums of each leaf of the micro-batch, on every rank of the replica.
+  /// Forward alone: the sums of the micro-batch, in reproducible mode of each sequence, on every
+  /// rank of the replica.
   std::vector<LossSum> evaluate(const HostMicrobatch& batch);
 
   /// Forward of the next tokens of one sequence, whose earlier keys and values `caches` hold (by
@@ -163,6 +166,10 @@ class Engine {
   void prepare(const UnitAction& action);
   void compute(const UnitAction& action);
   void forward(const UnitAction& action);
+  /// visit(leaves, number of the first) for each sequence of the action's micro-batch: its pairs of
+  /// chunks. Without reproducible mode all sequences are one leaf.
+  template <class Visit>
+  void for_each_sequence(const UnitAction& action, const Visit& visit);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
   void backward(const UnitAction& action);
   void start_message(const UnitAction& action);
@@ -176,6 +183,8 @@ class Engine {
   Tensor rows_of(const Tensor& activation) const;
   Tensor leaf_rows(const Tensor& activation, int leaf) const;
   void zero_losses();
+  /// What this rank computes of micro-batches; kept in taken_.
+  const std::vector<HostMicrobatch>& own_parts(std::span<const HostMicrobatch> batches);
   double sum_sets();
 
   const Stage& stage_;
@@ -193,6 +202,7 @@ class Engine {
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
   std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
+  std::vector<HostMicrobatch> taken_;
   DeviceBatches batches_;
   device::Buffer loss_buffer_, frequency_buffer_;
   Tensor losses_;  // f64 [micro-batches, leaves]

@@ -43,6 +43,7 @@ class GradientReducer {
     const Stage& stage;
     ops::Ops& ops;
     model::TensorGroup& tensor;
+    comm::Communicator& context;    // ranks that have the other parts of the sequences
     GradientSums shard;             // ranks among which state is sharded
     comm::Communicator& embedding;  // the first and the last stage
     DataParallel& method;

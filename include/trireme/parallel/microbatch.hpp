@@ -19,15 +19,20 @@ model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count);
 class HostMicrobatch {
  public:
   explicit HostMicrobatch(data::Batch batch);
+  /// The pairs of chunks of each sequence that `part` says, one after the other as sequences.
+  HostMicrobatch cut(const model::ContextPart& part) const;
   const model::Microbatch& view() const { return view_; }
   double weight(int leaf = 0, int count = 1) const;  // Σ weights of a leaf
 
  private:
   struct Contents {
     data::Batch batch;
-    std::vector<std::int64_t> rows;
-    bool all_counted = false;  // every weight is 1
+    std::vector<std::int64_t> rows{};
+    bool all_counted = false;       // every weight is 1
+    std::int64_t whole_length = 0;  // of the sequences, where they were cut
+    std::vector<std::int32_t> key_positions{}, key_documents{};
   };
+  explicit HostMicrobatch(std::shared_ptr<Contents> contents);
   std::shared_ptr<Contents> contents_;
   model::Microbatch view_;
 };
@@ -42,9 +47,10 @@ std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std
 class DeviceBatches {
  public:
   /// Memory for `count` micro-batches of `sequences` of `length` tokens, with documents or without;
-  /// none where the device is the host. `planned`: nobody reads what is taken.
+  /// none where the device is the host. `part`: of the sequences. `planned`: nobody reads what is
+  /// taken.
   DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
-                device::MemoryLedger& ledger, bool planned = false);
+                const model::ContextPart& part, device::MemoryLedger& ledger, bool planned = false);
   DeviceBatches(const DeviceBatches&) = delete;
   DeviceBatches& operator=(const DeviceBatches&) = delete;
   /// Queues copies. The device must have finished with what was taken before. `factor`: see
@@ -58,7 +64,8 @@ class DeviceBatches {
     return views_[static_cast<std::size_t>(index)];
   }
   /// Bytes on a device that is not the host, and as much again of staging memory.
-  static std::size_t bytes(int count, std::int64_t sequences, std::int64_t length);
+  static std::size_t bytes(int count, std::int64_t sequences, std::int64_t length,
+                           const model::ContextPart& part);
 
  private:
   device::Device& device_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "trireme/comm/shape.hpp"
+#include "trireme/core/pairwise.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/lowering.hpp"
 #include "trireme/parallel/stage_memory.hpp"
@@ -17,10 +18,14 @@
 namespace trireme::parallel {
 
 struct Place {
-  int tensor = 1, pipeline = 1, data = 1;  // degrees
-  int shard = 1;                           // data ranks among which state is sharded
-  int kv = 0;                              // as GridShape::kv
+  int tensor = 1, pipeline = 1;  // degrees
+  int data = 1;                  // copies of the parameters: data × context
+  int shard = 1;                 // of these, those among which state is sharded
+  int kv = 0;                    // as GridShape::kv
   int tensor_rank = 0, stage = 0, data_rank = 0;
+  int context = 1, context_rank = 0;  // data_rank modulo context
+
+  int data_degree() const { return data / context; }
 };
 
 /// That of `rank` of a grid. `alone`: see ReplicaOptions.
@@ -49,7 +54,7 @@ struct StageOptions {
   bool reads_masters = false;
   DType sent_gradients = DType::f32;  // between data ranks: f32 or bf16
   bool reproducible = false;
-  int virtual_tensor = 8, virtual_data = 8;
+  int virtual_tensor = 8, virtual_data = 8, virtual_context = 1;
   bool planned = false;  // not run: every stage's program is made in turn, in two seconds
 };
 
@@ -91,8 +96,22 @@ class Stage {
   const Program& forward_program() const { return forward_program_; }
   const StagePlan& memory() const { return *memory_; }
   int sets() const { return sets_; }  // see state::StateOptions
-  /// The set to which a leaf of a micro-batch adds its gradients and losses.
+  /// The set to which a leaf of a micro-batch adds its gradients and losses: by group of sequences,
+  /// then by pair of chunks (model::ContextPart).
   int set_of(int micro_batch, int leaf) const;
+  /// Adds up the sets into set 0, in the tree that every layout has: add(to, from) over pairs of
+  /// chunks; join(set), which continues with those of other ranks; then over groups of sequences.
+  template <class Add, class Join>
+  void add_sets(const Add& add, const Join& join) const {
+    const std::int64_t pairs = shares_.context.count;
+    for (std::int64_t set = 0; set < sets_; set += pairs) {
+      add_pairwise(pairs, [&](auto to, auto from) { add(set + to, set + from); });
+      if (joins_context()) join(set);
+    }
+    add_pairwise(sets_ / pairs, [&](auto to, auto from) { add(pairs * to, pairs * from); });
+  }
+  /// Whether context ranks add up each set by itself, before all copies of the parameters do.
+  bool joins_context() const { return options_.reproducible && shares_.context.ranks() > 1; }
   state::StateOptions state_options() const;
   int last_unit() const { return static_cast<int>(model_.units().size()) - 1; }
   bool holds_last_unit() const { return layout_->has_unit(last_unit()); }

@@ -86,7 +86,14 @@ class StagePlan {
   std::vector<Chunk> chunks_;
   std::vector<bool> aliased_;
   std::size_t stash_bytes_ = 0, work_bytes_ = 0;
-  std::size_t passing_ = 0, rebuilt_ = 0, delta_ = 0, scratch_ = 0;  // in the work arena
+  /// In the work arena, one for each pair of chunks that is computed together.
+  struct Each {
+    std::size_t begin = 0, bytes = 0;
+    std::size_t of(std::size_t pair) const { return begin + pair * bytes; }
+  };
+  int pairs_ = 1;
+  Each rebuilt_, delta_, scratch_;
+  std::size_t passing_ = 0;
   std::size_t receive_activation_ = 0, receive_gradient_ = 0;
   std::size_t send_activation_ = 0, send_gradient_ = 0;
 };

@@ -15,8 +15,9 @@ std::vector<int> equal_tensor_ranks(const model::Transformer& model,
 std::vector<int> distinct_tensor_ranks(const model::Transformer& model,
                                        parallel::StageOptions options);
 
-/// Data ranks, of `data`, that hold and write (`snapshots`: copies of what they save are counted)
-/// more of something than each other rank: no rank's memory exceeds all of theirs.
+/// Copies of the parameters, of `data`, with the stage's context rank, that hold and write
+/// (`snapshots`: copies of what they save are counted) more of something than each other rank: no
+/// rank's memory exceeds all of theirs.
 std::vector<int> fullest_data_ranks(const parallel::Stage& stage, int data, bool snapshots);
 
 }  // namespace trireme::plan

@@ -46,7 +46,8 @@ struct RankAccount {
 
 /// What figures depend on, from run.json.
 struct RunFacts {
-  int ranks = 0, tensor = 1, pipeline = 1, data = 1, servers = 0, threads = 1, nodes = 1;
+  int ranks = 0, tensor = 1, context = 1, pipeline = 1, data = 1, servers = 0;
+  int threads = 1, nodes = 1;
   std::string method = "allreduce";  // data_parallel.method
   std::int64_t batch = 0, micro_batch = 0, sequence = 0, layers = 0, parameters = 0;
   std::int64_t steps = 0;  // configured

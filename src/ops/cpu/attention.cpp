@@ -4,7 +4,9 @@
 // against at most 512 keys, and those keys, values and their gradients. Operands that products read
 // repeatedly are copied to scratch, as rows a power of two apart would evict each other.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "attention_problem.hpp"
 #include "cpu_ops.hpp"
@@ -80,6 +82,18 @@ void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64
                    .ahead = ahead});
   }
 }
+
+/// What two results of attention are multiplied by in their sum; 0 for one that sees nothing.
+struct MergeWeights {
+  float own = 0, other = 0, lse;
+  MergeWeights(float own_lse, float other_lse) : lse(std::max(own_lse, other_lse)) {
+    if (lse == -std::numeric_limits<float>::infinity()) return;
+    const float a = std::exp(own_lse - lse), b = std::exp(other_lse - lse), sum = a + b;
+    own = a / sum;
+    other = b / sum;
+    lse += std::log(sum);
+  }
+};
 
 /// to [rows, columns] = from, or += with `add`.
 void move_rows(float* to, std::int64_t to_stride, const float* from, std::int64_t from_stride,
@@ -210,6 +224,24 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
     attend_backward(
         p, GradientsOf<T>{operands_of<T>(p, q, k, v, out, lse), query_heads<T>(p, dout),
                           query_heads<T>(p, dq), key_heads<T>(p, dk), key_heads<T>(p, dv)});
+  });
+}
+
+void CpuOps::merge_attention(const Tensor& out, const Tensor& lse, const Tensor& other,
+                             const Tensor& other_lse) {
+  const std::int64_t tokens = out.extent(0), heads = out.extent(1), size = out.extent(2);
+  float* to = flat<float>(out, tokens * heads * size);
+  const float* from = flat<float>(other, tokens * heads * size);
+  float* sums = flat<float>(lse, heads * tokens);
+  const float* other_sums = flat<float>(other_lse, heads * tokens);
+  parallel_elements(threads_, tokens * heads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      float& sum = sums[i % heads * tokens + i / heads];
+      const MergeWeights w(sum, other_sums[i % heads * tokens + i / heads]);
+      for (std::int64_t d = i * size; d < (i + 1) * size; ++d)
+        to[d] = w.own * to[d] + w.other * from[d];
+      sum = w.lse;
+    }
   });
 }
 

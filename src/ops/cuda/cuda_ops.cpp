@@ -95,6 +95,17 @@ void CudaOps::add(const Tensor& y, const Tensor& a, const Tensor& b) {
   ops::add(to, first, second, stream_);
 }
 
+void CudaOps::merge_attention(const Tensor& out, const Tensor& lse, const Tensor& other,
+                              const Tensor& other_lse) {
+  const std::int64_t tokens = out.extent(0), heads = out.extent(1), size = out.extent(2);
+  const auto rows_of = [&](const Tensor& x) {
+    TRIREME_ASSERT(x.type() == DType::f32, "merge_attention of {}", name_of(x.type()));
+    return matrix_of(x.reshape({tokens * heads, size}));
+  };
+  ops::merge_attention(rows_of(out), flat(lse, heads * tokens), rows_of(other),
+                       flat(other_lse, heads * tokens), heads, stream_);
+}
+
 void CudaOps::scale(const Tensor& y, float factor) {
   ops::scale(row_of(y, y.elements()), factor, stream_);
 }

@@ -110,6 +110,42 @@ struct ScaleBy {
   }
 };
 
+/// What two results of attention are multiplied by in their sum; 0 for one that sees nothing.
+struct MergeWeights {
+  float own = 0, other = 0, lse;
+  __device__ MergeWeights(float own_lse, float other_lse) : lse(fmaxf(own_lse, other_lse)) {
+    if (lse == -INFINITY) return;
+    const float a = expf(own_lse - lse), b = expf(other_lse - lse), sum = a + b;
+    own = a / sum;
+    other = b / sum;
+    lse += logf(sum);
+  }
+};
+
+struct MergeAttention {
+  View<float> out, other;
+  const float *lse, *other_lse;  // [heads, tokens]
+  std::int64_t heads, tokens;
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    const std::int64_t at = r % heads * tokens + r / heads;
+    const MergeWeights w(lse[at], other_lse[at]);
+    float x[pack], y[pack];
+    out.load(x, r, c, count);
+    other.load(y, r, c, count);
+#pragma unroll
+    for (int i = 0; i < pack; ++i) x[i] = w.own * x[i] + w.other * y[i];
+    out.store(x, r, c, count);
+  }
+};
+
+struct MergeSums {
+  float* lse;
+  const float* other_lse;
+  __device__ void operator()(std::int64_t /*r*/, std::int64_t c, int count) const {
+    for (std::int64_t i = c; i < c + count; ++i) lse[i] = MergeWeights(lse[i], other_lse[i]).lse;
+  }
+};
+
 }  // namespace
 
 void fill_bits(void* y, std::int64_t count, int size, std::uint64_t bits, CUstream_st* stream) {
@@ -173,6 +209,14 @@ void scale_by(const Matrix& y, const float* factor, CUstream_st* stream) {
   with_type(y.type, [&]<class T>(T) {
     for_elements("scale_by", stream, ScaleBy<T>{view<T>(y), factor}, y);
   });
+}
+
+void merge_attention(const Matrix& out, float* lse, const Matrix& other, const float* other_lse,
+                     std::int64_t heads, CUstream_st* stream) {
+  for_packs("merge_attention", out.rows, out.columns, stream,
+            MergeAttention{view<float>(out), view<float>(other), lse, other_lse, heads,
+                           out.rows / heads});
+  for_packs("merge_attention", 1, out.rows, stream, MergeSums{lse, other_lse});
 }
 
 }  // namespace trireme::ops

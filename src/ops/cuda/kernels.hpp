@@ -40,6 +40,10 @@ void add(const Matrix& y, const Matrix& a, const Matrix& b, CUstream_st* stream)
 void scale(const Matrix& y, float factor, CUstream_st* stream);
 void scale_by(const Matrix& y, const float* factor, CUstream_st* stream);
 
+/// out, other [T·H, D] fp32; lse, other_lse [H, T]; see Ops::merge_attention.
+void merge_attention(const Matrix& out, float* lse, const Matrix& other, const float* other_lse,
+                     std::int64_t heads, CUstream_st* stream);
+
 // activation.cu
 void gelu(const Matrix& y, const Matrix& x, CUstream_st* stream);
 void gelu_backward(const Matrix& dx, const Matrix& dy, const Matrix& x, CUstream_st* stream);
