@@ -143,8 +143,8 @@ void add_bench_step(CLI::App& bench, Command& command) {
       ->type_name("FILE");
   finish_part(
       *app, command, step_examples,
-      {"model", "data", "train", "parallel", "zero", "precision", "numerics", "comm", "device",
-       "optim"},
+      {"model", "data", "train", "parallel", "zero", "context", "precision", "numerics", "comm",
+       "device", "optim"},
       [=](const bench::Place& place, const ResolvedConfig& resolved, const bench::Rounds& rounds,
           bench::Sheet& sheet) { bench_step(place, resolved, *machine, rounds, sheet); },
       {}, {.warmup = 1, .iterations = 5});

@@ -140,6 +140,8 @@ StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& fac
 /// The memory of facts.world ranks, and whether their programs agree: comments of TOML. Throws as
 /// plan_memory does, and Error where they do not.
 std::string dry_run(train::RunConfig& config, train::LayoutFacts facts);
+/// Throws Error where a blend ends before the run, or the run reads a source too often.
+void check_data(const train::RunConfig& config);
 /// The samples of a step of the run, by rank, and what each source gives. Throws Error.
 std::string show_samples(const train::RunConfig& config, const train::LayoutFacts& facts,
                          std::int64_t step);

@@ -82,6 +82,7 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
       facts.node_of.clear();
     }
     train::validate(resolved.config, facts);
+    check_data(resolved.config);
     if (options.samples > 0) return show_samples(resolved.config, facts, options.samples);
     if (options.ranks == 0) return resolved.fields.to_toml();
     const std::string found = dry_run(resolved.config, std::move(facts));

@@ -1,5 +1,7 @@
 // trireme train --dry-run --samples: the sequences of a step, as its ranks will read them.
 
+#include <algorithm>
+
 #include "trireme/data/corpus.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/train/checkpointer.hpp"
@@ -41,6 +43,13 @@ std::string source_table(const data::Corpus& corpus, const train::RunConfig& con
 
 }  // namespace
 
+void check_data(const train::RunConfig& config) {
+  data::Corpus corpus = data::Corpus::open(config.data.path, config.model.sequence);
+  const train::Position position = resume(corpus, config);
+  const std::int64_t left = std::max<std::int64_t>(0, config.train.steps - position.step);
+  corpus.check_end(config.data, position.samples + left * config.train.batch);
+}
+
 std::string show_samples(const train::RunConfig& config, const train::LayoutFacts& facts,
                          std::int64_t step) {
   const train::TrainConfig& train = config.train;
@@ -55,7 +64,6 @@ std::string show_samples(const train::RunConfig& config, const train::LayoutFact
     return position.samples + (done - position.step) * train.batch;
   };
   const std::int64_t first = at_step(step - 1), end = at_step(train.steps);
-  corpus.check_end(config.data, end);
   const data::Windows windows = corpus.windows(config.data, static_cast<std::uint64_t>(train.seed));
   std::unique_ptr<data::Tokenizer> tokenizer;
   if (corpus.manifest().tokenizer != "none") tokenizer = data::load_tokenizer(corpus.dataset());

@@ -55,9 +55,10 @@ std::vector<BlendPhase> phases_from(const std::vector<BlendPhase>& all, std::int
   return result;
 }
 
-[[noreturn]] void refuse_kept() {
-  throw Error("the checkpoint's \"blend\" is damaged; use another checkpoint");
-}
+/// What a checkpoint kept is damaged.
+struct Damaged {};
+
+[[noreturn]] void refuse_kept() { throw Damaged(); }
 
 /// A count of each name, all from 0 to `most`.
 void check_counts(const json& counts, std::int64_t most) {
@@ -140,7 +141,16 @@ json Corpus::by_name(const std::vector<std::int64_t>& numbers) const {
   return result;
 }
 
-std::string Corpus::resume(std::int64_t samples, const json& kept, const std::string& before) {
+std::string Corpus::resume(std::int64_t samples, const json& kept, const std::string& before,
+                           const std::string& checkpoint) {
+  try {
+    return go_on(samples, kept, before);
+  } catch (const Damaged&) {
+    throw Error("{}: its \"blend\" is damaged; use another checkpoint", checkpoint);
+  }
+}
+
+std::string Corpus::go_on(std::int64_t samples, const json& kept, const std::string& before) {
   std::vector<std::int64_t> given(sources_.size());
   order_ = Blend(phases_, given);
   left_ = json::object();

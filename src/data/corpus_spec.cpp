@@ -15,6 +15,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::string_view blanks = " \t";
 constexpr std::int64_t most_spec_bytes = std::int64_t{16} << 20;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what,
@@ -163,17 +164,18 @@ CorpusSpec read_list(const std::string& text) {
     const std::size_t comma = std::min(text.find(',', at), text.size());
     std::string entry = text.substr(at, comma - at);
     at = comma + 1;
-    entry.erase(0, std::min(entry.find_first_not_of(' '), entry.size()));
-    entry.erase(entry.find_last_not_of(' ') + 1);
+    entry.erase(0, std::min(entry.find_first_not_of(blanks), entry.size()));
+    entry.erase(entry.find_last_not_of(blanks) + 1);
     double weight = 0;
     const char* const end = entry.data() + entry.size();
     const auto [rest, error] = std::from_chars(entry.data(), end, weight);
-    const bool weighed = error == std::errc() && rest + 1 < end && *rest == ' ';
-    if (!weighed) {
+    const auto number = static_cast<std::size_t>(rest - entry.data());
+    const std::size_t folder_at = std::min(entry.find_first_not_of(blanks, number), entry.size());
+    if (error != std::errc() || folder_at == number || folder_at == entry.size()) {
       refuse("data.path = " + text, fmt::format("\"{}\" is not a weight and a folder", entry),
              "write \"0.7 books, 0.3 web\"");
     }
-    const std::string folder(rest + 1, end);
+    const std::string folder = entry.substr(folder_at);
     spec.sources.push_back({.path = folder, .name = folder_name(folder)});
     spec.phases.front().weights.push_back(weight);
   }
@@ -227,21 +229,29 @@ void sort_sources(CorpusSpec& spec, const std::string& where) {
   }
 }
 
+/// A number and a blank, and what follows.
+bool is_list(const std::string& path) {
+  std::error_code code;
+  if (std::filesystem::exists(path, code)) return false;
+  const std::size_t first = std::min(path.find_first_not_of(blanks), path.size());
+  double weight = 0;
+  const char* const end = path.data() + path.size();
+  const auto [rest, error] = std::from_chars(path.data() + first, end, weight);
+  return error != std::errc::invalid_argument && rest < end && blanks.find(*rest) != blanks.npos;
+}
+
 }  // namespace
 
 bool is_blend(const std::string& path) {
   std::error_code code;
   if (std::filesystem::is_directory(path, code)) return false;
-  double weight = 0;
-  const char* const end = path.data() + path.size();
-  const auto [rest, error] = std::from_chars(path.data(), end, weight);
-  return path.ends_with(".toml") || (error == std::errc() && rest < end && *rest == ' ');
+  return path.ends_with(".toml") || is_list(path);
 }
 
 CorpusSpec parse_corpus(const std::string& path) {
   CorpusSpec spec{.sources = {{.path = path, .name = folder_name(path)}},
                   .phases = {{.weights = {1}}}};
-  if (is_blend(path)) spec = path.ends_with(".toml") ? read_spec(path) : read_list(path);
+  if (is_blend(path)) spec = is_list(path) ? read_list(path) : read_spec(path);
   check_phases(spec, path);
   sort_sources(spec, path);
   return spec;

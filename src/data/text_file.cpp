@@ -110,6 +110,8 @@ class Zstandard final : public Compressed {
   explicit Zstandard(const std::filesystem::path& path)
       : Compressed(path, "Zstandard"), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
     if (stream_ == nullptr) throw Error("memory: libzstd has too little");
+    // As `zstd --long=31` writes; the default refuses windows above 128 MiB.
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, 31);
   }
 
  private:

@@ -6,6 +6,8 @@
 
 #include "trireme/core/error.hpp"
 
+#include "text_file.hpp"
+
 namespace trireme::data {
 namespace {
 
@@ -86,6 +88,9 @@ TokenInput open_megatron(const fs::path& path) {
 }
 
 OpenTokens recognized(const fs::path& path) {
+  if (is_compressed(path) && path.stem().extension() == ".bin") {
+    throw Error("--input {}: token files are read as they are; decompress it first", path.string());
+  }
   if (llmc_kind(beginning(path, 4)) != nullptr) return open_llmc;
   const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
   if (MegatronIndex::recognizes(pair ? with(path, ".idx") : path)) return open_megatron;

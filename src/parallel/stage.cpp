@@ -197,6 +197,7 @@ model::Shares shares_of(const StageOptions& options) {
   shares.context.pairs = options.reproducible ? options.virtual_context : place.context;
   shares.context.count = shares.context.pairs / place.context;
   shares.context.first = shares.context.count * place.context_rank;
+  shares.ring = options.ring && place.context > 1;
   shares.sequence_parallel = options.sequence_parallel;
   shares.reproducible = options.reproducible;
   shares.compute = options.compute;

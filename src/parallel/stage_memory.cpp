@@ -137,7 +137,9 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
   for (Chunk& chunk : chunks_) {
     take(chunk.pending_begin, chunk.pending_bytes * static_cast<std::size_t>(chunk.pending_slots));
   }
-  take(passing_, 2 * activation);
+  // A gradient passes from unit to unit of a chunk.
+  const bool passes = std::ranges::any_of(chunks, [](const auto& c) { return c.size() > 1; });
+  take(passing_, passes ? 2 * activation : 0);
   // Pairs of chunks of a sequence are computed together.
   pairs_ = shares.context.count;
   const auto take_each = [&](Each& each, std::size_t bytes) {

@@ -34,27 +34,20 @@ std::int64_t rows_of_a_sum(const parallel::Stage& stage) {
   return most;
 }
 
-/// Of a stage's tile of heads number `i` of its own, whose keys are keys[i] wide: the calls.
-std::vector<ops::AttentionShape> attention_shapes(const parallel::Stage& stage,
-                                                  const std::vector<std::int64_t>& keys, int i) {
+/// Of a stage's tile of heads number `i` of its own, whose keys are keys[i] wide: one call, of all
+/// sequences or of a chunk of queries and one of keys.
+ops::AttentionShape attention_shape(const parallel::Stage& stage,
+                                    const std::vector<std::int64_t>& keys, int i) {
   const model::ModelConfig& config = stage.model().config();
   const params::Tiles& tiles = stage.shares().tiles;
-  const ops::AttentionShape whole{stage.memory().leaves().rows / config.sequence,
-                                  config.sequence,
-                                  config.sequence,
-                                  params::tile_of(config.heads, tiles.first + i, tiles.all).size(),
-                                  keys[static_cast<std::size_t>(i)] / config.head_size(),
-                                  config.head_size()};
   const model::ContextPart& part = stage.shares().context;
-  if (!part.cuts()) return {whole};
-  std::vector<ops::AttentionShape> chunks;  // one chunk of queries, and the keys up to its end
-  for (const int half : {0, 1}) {
-    ops::AttentionShape& chunk = chunks.emplace_back(whole);
-    chunk.batch = 1;
-    chunk.queries = config.sequence / (2 * part.pairs);
-    chunk.keys = chunk.queries * (part.chunk(part.first, half) + 1);
-  }
-  return chunks;
+  const std::int64_t length = part.cuts() ? config.sequence / (2 * part.pairs) : config.sequence;
+  return {part.cuts() ? 1 : stage.memory().leaves().rows / length,
+          length,
+          length,
+          params::tile_of(config.heads, tiles.first + i, tiles.all).size(),
+          keys[static_cast<std::size_t>(i)] / config.head_size(),
+          config.head_size()};
 }
 
 /// Whether the stage holds a block.
@@ -73,9 +66,8 @@ std::size_t attention_workspace(const parallel::Stage& stage, const Bytes& bytes
       model::Attention::key_widths(stage.model().config(), tiles);
   std::size_t most = 0;
   for (int i = 0; attends(stage) && i < tiles.count; ++i) {
-    for (const ops::AttentionShape& shape : attention_shapes(stage, keys, i)) {
-      if (shape.heads > 0) most = std::max(most, bytes(shape));
-    }
+    const ops::AttentionShape shape = attention_shape(stage, keys, i);
+    if (shape.heads > 0) most = std::max(most, bytes(shape));
   }
   return most;
 }

@@ -230,7 +230,7 @@ std::map<Work, Runs> by_work(const std::vector<Measured>& runs) {
     if (!each.run->incomplete.empty()) continue;
     const RunFacts& facts = each.run->facts;
     json work = essentials(*each.run);
-    for (const char* section : {"parallel", "zero", "comm"}) work.erase(section);
+    for (const char* section : {"parallel", "zero", "context", "comm"}) work.erase(section);
     const auto batch = static_cast<double>(facts.batch);
     groups[{ScalingKind::strong, work.dump(), batch}].push_back(&each);
     // As a fraction, so that 3 sequences on 2 ranks are no whole number of them.
@@ -268,7 +268,7 @@ json essentials(const json& record, const RunFacts& facts) {
               {"versions", record.value("versions", json::object())}};
   const json config = record.value("config", json::object());
   for (const char* section :
-       {"model", "optim", "precision", "numerics", "parallel", "zero", "comm", "data"}) {
+       {"model", "optim", "precision", "numerics", "parallel", "zero", "context", "comm", "data"}) {
     all[section] = config.value(section, json::object());
   }
   // The preset is only a name for other keys; the dataset is compared by its content.

@@ -1,4 +1,5 @@
-// Evaluation and generation: the model of a checkpoint, forward alone.
+// Evaluation and generation: the model of a checkpoint, forward alone. Long because they share how it
+// is loaded.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -278,6 +279,10 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
     }
     return evaluation_of(*corpus, splits, sums, samples);
   });
+  if (found.all.weight == 0) {
+    throw AgreedError("data.path = {}: no token of the {} split has a loss weight; use another one",
+                      corpus->dataset().folder().string(), options.split);
+  }
   const double mean = found.all.mean();
   if (!std::isfinite(mean)) {
     throw AgreedError("{}: the {} loss over {} tokens is {}; use another checkpoint",

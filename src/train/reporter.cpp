@@ -215,8 +215,11 @@ void RunReporter::evaluation(std::int64_t step, const Evaluation& found) {
 
 void RunReporter::no_evaluation(std::int64_t step, std::int64_t tokens) {
   evaluated_step_ = step;
-  print(fmt::format("no evaluation: the validation split has {} tokens, a window needs {}", tokens,
-                    job_.config.model.sequence + 1));
+  const std::int64_t needed = job_.config.model.sequence + 1;
+  print("no evaluation: " +
+        (tokens < needed
+             ? fmt::format("the validation split has {} tokens, a window needs {}", tokens, needed)
+             : "no token of the validation split has a loss weight"));
 }
 
 void RunReporter::event(std::int64_t step, const std::string& kind, const std::string& text) {

@@ -193,6 +193,17 @@ model::Recompute recompute_of(const std::string& name, bool host, std::int64_t w
 
 }  // namespace
 
+namespace {
+
+/// Keys and values of context ranks, around a ring.
+bool passes_around(const RunConfig& config) {
+  const bool usual = config.parallel.context > 2 && !config.numerics.reproducible;
+  return select<bool>("context.exchange", config.context.exchange,
+                      {{"gather", false}, {"ring", true}, {"auto", usual}});
+}
+
+}  // namespace
+
 parallel::StageOptions stage_options(const RunConfig& config, const comm::GridShape& shape,
                                      const LayoutFacts& facts) {
   const std::int64_t per_rank = config.train.batch / shape.of(comm::Axis::data);
@@ -219,6 +230,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data),
           .virtual_context = static_cast<int>(config.numerics.virtual_context),
+          .ring = passes_around(config),
           .planned = facts.planned};
 }
 
@@ -234,7 +246,8 @@ parallel::StageOptions forward_options(const RunConfig& config, std::int64_t seq
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data),
-          .virtual_context = static_cast<int>(config.numerics.virtual_context)};
+          .virtual_context = static_cast<int>(config.numerics.virtual_context),
+          .ring = passes_around(config)};
 }
 
 parallel::ReplicaOptions replica_options(const RunConfig& config,

@@ -135,7 +135,8 @@ void Trainer::resume(std::string folder) {
         method_.load(reader, health_, notes);
         point = resume_point(job_.config, reader);
         point.notes.insert(point.notes.begin(), notes.begin(), notes.end());
-        const std::string blend = corpus_.resume(point.position.samples, point.blend, point.data);
+        const std::string blend = corpus_.resume(point.position.samples, point.blend, point.data,
+                                                 reader.folder().string());
         if (!blend.empty()) point.notes.push_back(blend);
         if (reporter_.is_root()) checkpointer_.take_tokenizer(reader, point.notes);
       },
@@ -315,8 +316,11 @@ void Trainer::evaluate() {
                                     progress));
     }
   }
-  reporter_.evaluation(position_.step,
-                       evaluation_of(corpus_, validation_, sums, position_.samples));
+  const Evaluation found = evaluation_of(corpus_, validation_, sums, position_.samples);
+  if (found.all.weight == 0) {
+    return reporter_.no_evaluation(position_.step, corpus_.most_tokens(data::SplitName::valid));
+  }
+  reporter_.evaluation(position_.step, found);
 }
 
 void Trainer::save(Failure failure) {

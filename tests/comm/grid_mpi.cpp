@@ -58,9 +58,11 @@ TEST(Grid, GroupsHoldTheirMembers) {
     }
     for (int axis = 0; axis < axis_count; ++axis) {
       EXPECT_EQ(grid.coordinate(static_cast<Axis>(axis)), here[axis]);
+      if (static_cast<Axis>(axis) == Axis::data) continue;  // along the context axis too
       EXPECT_EQ(grid.group(static_cast<Axis>(axis)).size(), shape.degree[axis]);
       EXPECT_EQ(grid.group(static_cast<Axis>(axis)).rank(), here[axis]);
     }
+    EXPECT_EQ(grid.group(Axis::data).size(), shape.copies());
     for (const Direction direction : {Direction::activations, Direction::gradients}) {
       EXPECT_EQ(asked(grid.pipeline_channel(direction), session.rank()),
                 members(shape, GroupKind::pipeline, session.rank()));
@@ -70,9 +72,11 @@ TEST(Grid, GroupsHoldTheirMembers) {
     EXPECT_EQ(&grid.shard_group(), &grid.group(GroupKind::shard));
     EXPECT_EQ(&grid.replica_group(), &grid.group(GroupKind::replica));
     EXPECT_EQ(&grid.embedding_group(), &grid.group(GroupKind::embedding));
-    EXPECT_THAT(grid.to_string(),
-                StartsWith(fmt::format("rank {} of {}: tensor {}, pipeline {}, data {} on ",
-                                       session.rank(), session.size(), here[0], here[3], here[2])));
+    const std::string cut = shape.of(Axis::context) > 1 ? fmt::format(" context {},", here[1]) : "";
+    EXPECT_THAT(
+        grid.to_string(),
+        StartsWith(fmt::format("rank {} of {}: tensor {},{} pipeline {}, data {} on ",
+                               session.rank(), session.size(), here[0], cut, here[3], here[2])));
     // The tests run on one node.
     EXPECT_EQ(session.nodes(), std::vector<int>(session.size(), 0));
     EXPECT_TRUE(grid.warnings().empty());

@@ -34,7 +34,8 @@ TEST(GridShape, TensorIsFastestAndPipelineSlowest) {
   EXPECT_EQ(shape.rank({0, 1, 0, 0}), 2);
   EXPECT_EQ(shape.rank({0, 0, 1, 0}), 6);
   EXPECT_EQ(shape.rank({0, 0, 0, 1}), 24);
-  EXPECT_EQ(shape.to_string(), "tensor 2 × pipeline 5 × data 4");
+  EXPECT_EQ(shape.to_string(), "tensor 2 × context 3 × pipeline 5 × data 4");
+  EXPECT_EQ((GridShape{{2, 1, 4, 5}}.to_string()), "tensor 2 × pipeline 5 × data 4");
 }
 
 TEST(GridShape, DataIsTheRestOfTheWorld) {
@@ -111,34 +112,45 @@ TEST(GridShape, AnImpossibleDegreeIsNamedWithARemedy) {
 
 // Every layout is accepted, or refused with layouts that are accepted.
 TEST(GridShape, SuggestedLayoutsWork) {
+  const auto check = [](int world, const Degrees& asked) {
+    const std::int64_t others = asked.tensor * asked.context * asked.pipeline;
+    const bool possible = world % others == 0 && (asked.data == 0 || others * asked.data == world);
+    try {
+      const GridShape shape = make_grid_shape(world, asked);
+      EXPECT_TRUE(possible);
+      EXPECT_EQ(shape.size(), world);
+      EXPECT_EQ(shape.of(Axis::tensor), asked.tensor);
+      EXPECT_EQ(shape.of(Axis::context), asked.context);
+      EXPECT_EQ(shape.of(Axis::pipeline), asked.pipeline);
+    } catch (const ConfigError& error) {
+      EXPECT_FALSE(possible) << error.what();
+      const std::string text = error.what();
+      std::size_t at = text.rfind(": ");
+      int offers = 0;
+      while ((at = text.find("tensor ", at)) != std::string::npos) {
+        Degrees offered;
+        const bool cut = text.compare(at + text.substr(at).find("× "), 10, "× context") == 0;
+        const int read =
+            cut ? std::sscanf(text.c_str() + at,
+                              "tensor %ld × context %ld × pipeline %ld × data %ld", &offered.tensor,
+                              &offered.context, &offered.pipeline, &offered.data)
+                : std::sscanf(text.c_str() + at, "tensor %ld × pipeline %ld × data %ld",
+                              &offered.tensor, &offered.pipeline, &offered.data);
+        ASSERT_EQ(read, cut ? 4 : 3) << text;
+        EXPECT_NO_THROW(make_grid_shape(world, offered)) << text;
+        ++offers;
+        ++at;
+      }
+      EXPECT_GE(offers, 1) << text;
+    }
+  };
   for (int world = 1; world <= 24; ++world) {
     for (int tensor = 1; tensor <= 6; ++tensor) {
-      for (int pipeline = 1; pipeline <= 6; ++pipeline) {
-        for (int data = 0; data <= 4; ++data) {
-          const bool possible =
-              world % (tensor * pipeline) == 0 && (data == 0 || tensor * pipeline * data == world);
-          try {
-            const GridShape shape = make_grid_shape(world, {tensor, pipeline, data});
-            EXPECT_TRUE(possible);
-            EXPECT_EQ(shape.size(), world);
-            EXPECT_EQ(shape.of(Axis::tensor), tensor);
-            EXPECT_EQ(shape.of(Axis::pipeline), pipeline);
-          } catch (const ConfigError& error) {
-            EXPECT_FALSE(possible) << error.what();
-            const std::string text = error.what();
-            std::size_t at = text.rfind(": ");
-            int offers = 0;
-            while ((at = text.find("tensor ", at)) != std::string::npos) {
-              Degrees offered;
-              ASSERT_EQ(std::sscanf(text.c_str() + at, "tensor %ld × pipeline %ld × data %ld",
-                                    &offered.tensor, &offered.pipeline, &offered.data),
-                        3)
-                  << text;
-              EXPECT_NO_THROW(make_grid_shape(world, offered)) << text;
-              ++offers;
-              ++at;
-            }
-            EXPECT_GE(offers, 1) << text;
+      for (int context = 1; context <= 4; ++context) {
+        for (int pipeline = 1; pipeline <= 6; ++pipeline) {
+          for (int data = 0; data <= 4; ++data) {
+            check(world,
+                  {.tensor = tensor, .context = context, .pipeline = pipeline, .data = data});
           }
         }
       }
@@ -203,7 +215,7 @@ bool along(GroupKind kind, const std::array<bool, axis_count>& differ) {
     case GroupKind::context:
       return !tensor && !data && !pipeline;
     case GroupKind::data:
-      return !tensor && !context && !pipeline;
+      return !tensor && !pipeline;
     case GroupKind::pipeline:
       return !tensor && !context && !data;
     case GroupKind::world:

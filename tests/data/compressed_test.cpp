@@ -4,6 +4,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include "../../src/data/text_file.hpp"
 #include "support.hpp"
 
 namespace trireme::data::test {
@@ -92,6 +93,25 @@ TEST_P(CompressedTest, ADamagedFileIsNamedAndLeavesNothing) {
   for (const auto& entry : fs::directory_iterator(scratch_.path())) {
     EXPECT_FALSE(entry.is_directory()) << entry.path();
   }
+}
+
+// A frame of one raw block whose header asks for a window of 256 MiB, as `zstd --long=28` writes.
+TEST(CompressedText, ALongWindowOfZstandardIsRead) {
+  const Scratch scratch;
+  std::string frame = {'\x28', '\xB5', '\x2F', '\xFD', '\0', static_cast<char>((28 - 10) << 3)};
+  const std::string text = prose(100'000, 6);
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t size = std::min<std::size_t>(text.size() - at, 1 << 16);
+    const std::size_t header = size << 3 | static_cast<std::size_t>(at + size == text.size());
+    for (const int shift : {0, 8, 16}) frame += static_cast<char>(header >> shift & 255);
+    frame += text.substr(at, size);
+    at += size;
+  }
+  write_text(scratch / "t.zst", frame);
+  const auto file = open_text(scratch / "t.zst");
+  std::string found(text.size() + 1, ' ');
+  found.resize(file->read(found.data(), found.size()));
+  EXPECT_EQ(found, text);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, CompressedTest, testing::Values("gz", "zst"));

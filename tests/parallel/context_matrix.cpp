@@ -59,10 +59,15 @@ RunSettings settings_of(const ContextModel& model, const Runs& runs) {
           .compute = runs.compute};
 }
 
-/// Context 1 to 8 with every other axis, ZeRO stage, recomputation and schedule.
+/// Context 1 to 8 with every other axis, ZeRO stage, recomputation and schedule, each by both
+/// exchanges.
 std::vector<LayoutCase> context_layouts() {
   std::vector<LayoutCase> layouts;
-  const auto add = [&](LayoutCase layout) { layouts.push_back(layout); };
+  const auto add = [&](LayoutCase layout) {
+    layouts.push_back(layout);
+    layout.ring = true;
+    if (layout.context > 1) layouts.push_back(layout);
+  };
   using model::Recompute;
   add({.micro_batch = 2, .context = 1});
   add({.micro_batch = 2, .threads = 2, .context = 2});

@@ -37,15 +37,17 @@ struct LayoutCase {
   bool exact_gelu = true;
   bool alone = false;  // replicas train independently; shard = 1
   int context = 1;
+  bool ring = false;
   int ranks() const { return tensor * context * pipeline * data; }
   std::string to_string() const {
     static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
     return fmt::format(
         "tensor {}{} pipeline {} data {} zero {} shard {} reshard {} sequence {} {} x{} "
         "micro-batch {} threads {} recompute {}{}",
-        tensor, context > 1 ? fmt::format(" context {}", context) : "", pipeline, data, zero, shard,
-        reshard, sequence_parallel, schedule, virtual_stages, micro_batch, threads,
-        recomputes[static_cast<int>(recompute)], exact_gelu ? "" : " GELU kept");
+        tensor, context > 1 ? fmt::format(" context {}{}", context, ring ? " ring" : "") : "",
+        pipeline, data, zero, shard, reshard, sequence_parallel, schedule, virtual_stages,
+        micro_batch, threads, recomputes[static_cast<int>(recompute)],
+        exact_gelu ? "" : " GELU kept");
   }
 };
 
@@ -207,7 +209,8 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,
           .virtual_data = settings.virtual_data,
-          .virtual_context = settings.virtual_context};
+          .virtual_context = settings.virtual_context,
+          .ring = layout.ring};
 }
 
 /// As the program's train::grid_shape.

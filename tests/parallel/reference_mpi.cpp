@@ -63,6 +63,7 @@ std::vector<Setting> settings(const std::string& name) {
       {"pipeline4", {.pipeline = 4, .schedule = "zero-bubble"}},
       {"context", {.micro_batch = all, .context = 2}},
       {"context4", {.micro_batch = all, .context = 4}},
+      {"context4_ring", {.micro_batch = all, .context = 4, .ring = true}},
       {"context4_reproducible", {.micro_batch = 1, .context = 4}, true},
       {"context_tensor", {.tensor = 2, .sequence_parallel = true, .context = 2}},
       {"context_pipeline", {.pipeline = 2, .context = 2}},

@@ -20,19 +20,12 @@ struct Asked {
 
 /// All ranks' stages of the request, as in a run.
 void lay_out(const Asked& asked) {
-  const comm::GridShape shape = comm::make_grid_shape(asked.world, asked.degrees);
+  comm::GridShape shape = comm::make_grid_shape(asked.world, asked.degrees);
   const model::Transformer model(matrix_models()[static_cast<std::size_t>(asked.model)].config);
   StageOptions options = asked.stage;
-  options.place.shard = comm::shard_degree(shape, asked.zero_group);
+  shape.shard = comm::shard_degree(shape, asked.zero_group);
   for (int rank = 0; rank < shape.size(); ++rank) {
-    const auto place = shape.coordinates(rank);
-    const auto of = [&](comm::Axis axis) { return place.at(static_cast<std::size_t>(axis)); };
-    options.place.tensor = shape.of(comm::Axis::tensor);
-    options.place.pipeline = shape.of(comm::Axis::pipeline);
-    options.place.data = shape.of(comm::Axis::data);
-    options.place.tensor_rank = of(comm::Axis::tensor);
-    options.place.stage = of(comm::Axis::pipeline);
-    options.place.data_rank = of(comm::Axis::data);
+    options.place = place_of(shape, rank, false);
     const Stage stage(model, options);
   }
 }
@@ -60,6 +53,20 @@ const std::vector<Refused>& refused() {
        {.world = 8, .degrees = {.tensor = 4, .pipeline = 4}},
        "parallel.pipeline = 4: ",
        "use 1 or 2"},
+      {"context degree that does not divide what is left",
+       {.world = 8, .degrees = {.tensor = 4, .context = 4}},
+       "parallel.context = 4: ",
+       "use 1 or 2"},
+      {"sequence that context ranks cannot cut",
+       {.world = 4, .degrees = {.context = 4}},
+       "model.sequence = ",
+       "must divide by 2 x parallel.context, 8"},
+      {"reproducible, context degree beyond the virtual one",
+       {.world = 2, .degrees = {.context = 2}, .stage = stage([](auto& s) {
+                                                 s.reproducible = true;
+                                               })},
+       "parallel.context = 2: ",
+       "numerics.virtual_context"},
       {"data degree that leaves ranks over",
        {.world = 8, .degrees = {.tensor = 2, .pipeline = 2, .data = 4}},
        "parallel.data = 4: ",
@@ -176,15 +183,15 @@ TEST(Refused, NothingOfTheMatrix) {
     const MatrixModel& model = matrix_models()[static_cast<std::size_t>(each.model)];
     const LayoutCase& layout = each.layout;
     for (const bool reproducible : {false, true}) {
-      EXPECT_NO_THROW(
-          lay_out({.world = layout.ranks(),
-                   .degrees = {layout.tensor, layout.pipeline, layout.data},
-                   .zero_group = layout.shard,
-                   .stage = stage_options(layout, {.global_batch = matrix_batch,
-                                                   .reproducible = reproducible,
-                                                   .virtual_tensor = model.virtual_tensor,
-                                                   .virtual_data = model.virtual_data}),
-                   .model = each.model}))
+      EXPECT_NO_THROW(lay_out(
+          {.world = layout.ranks(),
+           .degrees = {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data},
+           .zero_group = layout.shard,
+           .stage = stage_options(layout, {.global_batch = matrix_batch,
+                                           .reproducible = reproducible,
+                                           .virtual_tensor = model.virtual_tensor,
+                                           .virtual_data = model.virtual_data}),
+           .model = each.model}))
           << each.to_string();
     }
   }

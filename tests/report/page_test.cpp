@@ -128,7 +128,8 @@ class PageTest : public testing::Test {
 
 TEST_F(PageTest, TextShowsFiguresAndReasons) {
   const std::string text = report_text(study());
-  EXPECT_THAT(text, HasSubstr("strong scaling, batch 8; data grows; tensor 1, pipeline 1 held"));
+  EXPECT_THAT(
+      text, HasSubstr("strong scaling, batch 8; data grows; tensor 1, context 1, pipeline 1 held"));
   EXPECT_THAT(text, HasSubstr("100 (the reference)"));
   EXPECT_THAT(text, HasSubstr("INVALID " + (scratch_ / "study/cut").string()));
   EXPECT_THAT(text, HasSubstr("ranks share cores: 2 ranks on 1 core"));

@@ -302,7 +302,7 @@ TEST_F(ScalingTest, StrongAndWeak) {
                             {.data = 2, .batch = 16, .seconds = {1.25}}});
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].kind, ScalingKind::strong);
-  EXPECT_THAT(found[0].label, HasSubstr("data grows; tensor 1, pipeline 1 held"));
+  EXPECT_THAT(found[0].label, HasSubstr("data grows; tensor 1, context 1, pipeline 1 held"));
   ASSERT_EQ(found[0].points.size(), 2U);
   EXPECT_DOUBLE_EQ(found[0].points[1].efficiency.median, 1 / 0.625 / 2);
   EXPECT_EQ(found[0].points[0].efficiency.median, 1);

@@ -100,3 +100,13 @@ refused 'source letters has tokenizer characters, and source books bytes' --data
 refused 'source books has [0-9]* tokens' --data.path "1 books, 1 web" --model.sequence 20000
 printf '[[source]]\npath = "books"\nweight = 1\nmost_epochs = 0.1\n' > few.toml
 refused 'read source books [0-9.]* times, at most 0.1' --data.path few.toml
+refused '"1e400 books" is not a weight and a folder' --data.path "1e400 books, 1 web"
+
+# Without ranks: blanks of a list, and what would be refused at the start.
+plan_run() { "$TRIREME" train --dry-run --model.preset tiny --model.sequence 64 --train.batch 8 --train.steps 40 "$@" > text 2> errors; }
+plan_run --data.path "  1   books,$(printf '\t')1  web " || fail "blanks in a list"
+if plan_run --data.path few.toml; then fail "--dry-run: a source that is read too often"; fi
+grep -q 'read source books [0-9.]* times, at most 0.1' errors || fail "--dry-run: message"
+cp web/train-00000.h5 tokens.bin.gz
+if "$TRIREME" prepare --input tokens.bin.gz --output no > text 2> errors; then fail "compressed token files"; fi
+grep -q 'tokens.bin.gz: token files are read as they are' errors || fail "compressed token files: message"

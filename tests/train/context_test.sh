@@ -26,7 +26,7 @@ train() {
 reproducible="--numerics.reproducible true --numerics.virtual_data 4 --numerics.virtual_tensor 2 --numerics.virtual_context 4"
 losses() { cat "$1"/attempts/*/metrics.jsonl | grep -o '"\(gradient_norm\|loss\|step\|tokens\)":[^,]*' | sort -u; }
 train 1 one $reproducible --checkpoint.every 2 || fail "one rank"
-for layout in "2 --parallel.context 2" "4 --parallel.context 4" "4 --parallel.context 2 --parallel.tensor 2 --parallel.sequence true" \
+for layout in "2 --parallel.context 2" "4 --parallel.context 4" "4 --parallel.context 4 --context.exchange ring" "4 --parallel.context 2 --parallel.tensor 2 --parallel.sequence true" \
   "4 --parallel.context 2 --parallel.zero 3" "4 --parallel.context 2 --parallel.pipeline 2 --parallel.recompute full"; do
   rm -rf other
   train ${layout%% *} other $reproducible ${layout#* } || fail "$layout"

@@ -58,9 +58,10 @@ class Corpus {
   const Blend& order() const { return order_; }
   /// Goes on after `samples` of a run that kept `kept` (below; null where it had no blend, but the
   /// dataset `before`). Where the shares are the ones of then, so is the order; else a phase of the
-  /// new ones begins here. Returns a line for the user, or "". Throws Error where `kept` is
-  /// damaged.
-  std::string resume(std::int64_t samples, const nlohmann::json& kept, const std::string& before);
+  /// new ones begins here. Returns a line for the user, or "". Throws Error that names
+  /// `checkpoint` where `kept` is damaged.
+  std::string resume(std::int64_t samples, const nlohmann::json& kept, const std::string& before,
+                     const std::string& checkpoint = "the checkpoint");
   /// For a checkpoint after `samples`: what each source has given, and where the phase began. Null
   /// for a dataset that has always been alone.
   nlohmann::json kept(std::int64_t samples) const;
@@ -87,6 +88,7 @@ class Corpus {
  private:
   Corpus(std::string name, std::int64_t length, std::vector<Source> sources,
          std::vector<CorpusSpec::Phase> phases);
+  std::string go_on(std::int64_t samples, const nlohmann::json& kept, const std::string& before);
   Sampler sampler(const Source& source, const DataConfig& config, std::uint64_t seed) const;
   nlohmann::json by_name(const std::vector<std::int64_t>& numbers) const;
 

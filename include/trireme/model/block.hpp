@@ -110,13 +110,14 @@ class Attention : public Region {
   int layer_;
   std::vector<Slot> lse_;  // per tile [R, Hv], beside q|k|v [R, (Hv + 2Gv)·D] and heads [R, Hv·D]
   std::int64_t sequence_;  // tokens of a whole one
-  // Scratch where sequences are cut. k|v of all their tokens, [B·T, 2·Gv·D] of the widest tile: by
-  // context rank and in order; gradients, one for each level of a sum over pairs, and by rank.
-  Slot keys_by_rank_, keys_, dkeys_by_rank_;
+  // Scratch where sequences are cut. k|v [rows, 2·Gv·D] of the widest tile: of all tokens, or with
+  // a ring two ranks'; gradients for those of all tokens, and of each lower level of a sum over
+  // pairs.
+  Slot keys_, all_dkeys_;
   std::vector<Slot> dkeys_;
-  Slot dpiece_, wide_dpiece_;  // those of one call; also in fp32, beside a narrower type
-  /// Reproducible mode: partial results of one chunk of queries by level, and of one call.
-  std::vector<Slot> out_levels_, lse_levels_;
+  Slot dpiece_, wide_dpiece_;  // of one call; also in fp32, beside a narrower type
+  // Partial results [R, Hv·D] and their log-sum-exps in fp32, and the result of a call.
+  std::vector<Slot> results_, sums_;
   Slot piece_;
 };
 

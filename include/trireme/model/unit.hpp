@@ -78,6 +78,8 @@ struct ContextPart {
 struct Shares {
   params::Tiles tiles;  // of split parameters
   ContextPart context;
+  /// Keys and values pass around the context ranks, and are not gathered.
+  bool ring = false;
   /// Tiles of a key/value group (comm::GroupKind::kv), outside of which no other tile has one of
   /// this rank's key/value heads; 0: all tiles.
   int kv_tiles = 0;

@@ -92,6 +92,18 @@ struct ZeroConfig {
   }
 };
 
+struct ContextConfig {
+  std::string exchange = "auto";
+
+  void declare(config::Fields& fields) {
+    fields.add("exchange", exchange,
+               "how keys and values reach context ranks: gather all at once; ring: from rank to "
+               "rank, two at a time in memory; auto: gather with 2 ranks and in reproducible mode, "
+               "else ring",
+               config::one_of({"gather", "ring", "auto"}));
+  }
+};
+
 struct NumericsConfig {
   bool reproducible = false;
   std::int64_t virtual_data = 8;

@@ -55,6 +55,7 @@ struct StageOptions {
   DType sent_gradients = DType::f32;  // between data ranks: f32 or bf16
   bool reproducible = false;
   int virtual_tensor = 8, virtual_data = 8, virtual_context = 1;
+  bool ring = false;     // see model::Shares
   bool planned = false;  // not run: every stage's program is made in turn, in two seconds
 };
 

@@ -233,6 +233,7 @@ struct RunConfig {
   optim::OptimConfig optim;
   parallel::ParallelConfig parallel;
   parallel::ZeroConfig zero;
+  parallel::ContextConfig context;
   DataParallelConfig data_parallel;
   ServerConfig server;
   AverageConfig average;
@@ -250,6 +251,7 @@ struct RunConfig {
     fields.section("optim", optim);
     fields.section("parallel", parallel);
     fields.section("zero", zero);
+    fields.section("context", context);
     fields.section("data_parallel", data_parallel);
     fields.section("server", server);
     fields.section("average", average);
