@@ -1,5 +1,5 @@
-// Evaluation and generation: the model of a checkpoint, forward alone. Long because they share how it
-// is loaded.
+// Evaluation and generation: the model of a checkpoint, forward alone. Long because they share how
+// it is loaded.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
