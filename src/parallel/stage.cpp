@@ -157,7 +157,7 @@ void check_context(const model::ModelConfig& model, const StageOptions& options)
                       fmt::format("must divide by 2 x {}, {}", key, unit),
                       fmt::format("use {}", (model.sequence / unit + 1) * unit));
   }
-  if (model.attention_dropout > 0) {
+  if (options.train && model.attention_dropout > 0) {
     throw ConfigError("model.attention_dropout", fmt::format("{}", model.attention_dropout),
                       fmt::format("must be 0 with {} = {}", key, part.pairs), "use 0");
   }

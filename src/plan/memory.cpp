@@ -205,7 +205,7 @@ std::size_t largest_context_sum(const parallel::Stage& stage) {
   std::size_t most = 0;
   for (const std::int64_t width :
        model::Attention::key_widths(stage.model().config(), stage.shares().tiles)) {
-    const std::int64_t elements = stage.memory().leaves().rows * part.ranks() * 2 * width;
+    const std::int64_t elements = stage.memory().leaves().rows * part.pairs * 2 * width;
     if (attends(stage)) most = std::max(most, static_cast<std::size_t>(elements));
   }
   most *= size_of(stage.shares().partial());
@@ -338,12 +338,12 @@ std::size_t reduction_bytes(const parallel::Stage& stage, const MemoryQuestion& 
     case comm::Backend::shared:
       return 0;
     case comm::Backend::nccl: {
-      // Sums of fp32 gradients are the library's, but in reproducible mode; those of the tensor
-      // axis are counted as if Trireme added them all, which it does of narrow types.
+      // Sums of fp32 gradients are the library's, but in reproducible mode; those of the tensor and
+      // the context axis are counted as if Trireme added them all, which it does of narrow types.
       using Kind = comm::GroupKind;
       const bool narrow = stage.options().sent_gradients != DType::f32 &&
                           (kind == Kind::data || kind == Kind::shard || kind == Kind::replica);
-      return stage.shares().reproducible || kind == Kind::tensor || narrow
+      return stage.shares().reproducible || kind == Kind::tensor || kind == Kind::context || narrow
                  ? comm::nccl_scratch_bytes(ranks, most)
                  : 0;
     }

@@ -38,7 +38,8 @@ bool covers(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>&
 std::vector<int> equal_tensor_ranks(const model::Transformer& model,
                                     parallel::StageOptions options) {
   const params::ParameterTable table = distinct_rows(model.table());
-  const std::int64_t rows = model.config().sequence * options.sequences;
+  const std::int64_t length = model.config().sequence / parallel::shares_of(options).context.pairs;
+  const std::int64_t rows = length * options.sequences;
   std::map<std::vector<std::int64_t>, int> known;
   std::vector<int> ranks;
   for (int rank = 0; rank < options.place.tensor; ++rank) {
@@ -47,7 +48,7 @@ std::vector<int> equal_tensor_ranks(const model::Transformer& model,
     // The first tensor rank alone writes rows that are not split.
     std::vector<std::int64_t> sizes{rank == 0 ? 1 : 0};
     for (int v = tiles.first; v < tiles.first + tiles.count; ++v) {
-      for (const std::int64_t whole : {rows, model.config().sequence, model.config().vocabulary}) {
+      for (const std::int64_t whole : {rows, length, model.config().vocabulary}) {
         sizes.push_back(params::tile_of(whole, v, tiles.all).size());
       }
     }

@@ -67,12 +67,14 @@ class Search {
   void try_shapes() {
     std::vector<Shape> all;
     const std::int64_t world = facts_.world, batch = base_.train.batch;
-    for (std::int64_t tensor = 1; tensor <= std::min(world, base_.model.heads); ++tensor) {
-      if (world % tensor != 0 || base_.model.heads % tensor != 0) continue;
-      for (std::int64_t pipeline = 1; pipeline <= std::min(world / tensor, base_.model.layers);
+    if (world % base_.parallel.context != 0) return;
+    const std::int64_t groups = world / base_.parallel.context;  // of context ranks
+    for (std::int64_t tensor = 1; tensor <= std::min(groups, base_.model.heads); ++tensor) {
+      if (groups % tensor != 0 || base_.model.heads % tensor != 0) continue;
+      for (std::int64_t pipeline = 1; pipeline <= std::min(groups / tensor, base_.model.layers);
            ++pipeline) {
-        if (world / tensor % pipeline != 0) continue;
-        const std::int64_t data = world / tensor / pipeline;
+        if (groups / tensor % pipeline != 0) continue;
+        const std::int64_t data = groups / tensor / pipeline;
         if (batch % data != 0) continue;
         for (std::int64_t micro = 1; micro <= std::min(batch / data, most_micro_batch);
              micro *= 2) {
@@ -108,7 +110,7 @@ class Search {
     p.virtual_stages = 1;
     p.schedule = "1f1b";
     p.sequence = tensor > 1;
-    p.zero = facts_.world > tensor * p.context * pipeline ? 1 : 0;
+    p.zero = facts_.world > tensor * pipeline ? 1 : 0;
     config.train.micro_batch = micro;
     return config;
   }
@@ -146,10 +148,10 @@ class Search {
   }
 
   /// One key changed.
-  static std::vector<RunConfig> changed(const RunConfig& config, int data) {
+  static std::vector<RunConfig> changed(const RunConfig& config, int copies) {
     std::vector<RunConfig> all;
     const auto add = [&](const auto& change) { change(all.emplace_back(config).parallel); };
-    if (data > 1) {
+    if (copies > 1) {
       for (const int zero : {0, 1, 2, 3}) add([&](auto& p) { p.zero = zero; });
     }
     for (const char* recompute : {"none", "cheap", "selective", "full"}) {
@@ -170,15 +172,15 @@ class Search {
 
   void vary() {
     for (bool better = true; better;) {
-      std::vector<std::pair<RunConfig, int>> best;  // and data ranks
+      std::vector<std::pair<RunConfig, int>> best;  // and copies of the parameters
       for (const FoundLayout& each : result_.fitting) {
         if (best.size() == most_varied) break;
-        best.emplace_back(each.config, each.shape.of(comm::Axis::data));
+        best.emplace_back(each.config, each.shape.copies());
       }
       const double before = best.empty() ? 0 : result_.fitting.front().times.seconds;
-      for (const auto& [config, data] : best) {
+      for (const auto& [config, copies] : best) {
         if (!varied_.insert(name_of(config)).second) continue;
-        for (const RunConfig& each : changed(config, data)) attempt(each);
+        for (const RunConfig& each : changed(config, copies)) attempt(each);
       }
       better = !best.empty() && result_.fitting.front().times.seconds < before;
     }
@@ -285,6 +287,7 @@ nlohmann::ordered_json layout_keys(const RunConfig& config) {
   const auto& p = config.parallel;
   return {{"parallel",
            {{"tensor", p.tensor},
+            {"context", p.context},
             {"pipeline", p.pipeline},
             {"virtual_stages", p.virtual_stages},
             {"schedule", p.schedule},

@@ -136,9 +136,12 @@ RunConfig without_servers(RunConfig config) {
 bool trains_alone(const RunConfig& config) { return config.data_parallel.method == "average"; }
 
 plan::CudaWork cuda_work(const RunConfig& config) {
-  return {.plain_attention = !config.data.document_mask && config.model.attention_dropout == 0,
-          .deterministic_attention =
-              config.numerics.reproducible || config.device.deterministic_attention};
+  const bool cuts = config.numerics.reproducible ? config.numerics.virtual_context > 1
+                                                 : config.parallel.context > 1;
+  return {
+      .plain_attention = !config.data.document_mask && config.model.attention_dropout == 0 && !cuts,
+      .deterministic_attention =
+          config.numerics.reproducible || config.device.deterministic_attention};
 }
 
 namespace {

@@ -182,8 +182,9 @@ TEST(Volume, OfSharedKeyValueHeads) {
   }
 }
 
-// Keys and values of the key/value heads alone are gathered in forward and in backward, and their
-// gradients reduced once, for every layer and micro-batch; nothing else crosses a context group.
+// Keys and values of the key/value heads alone come in forward, in backward and where attention is
+// recomputed, and their gradients are reduced once, for every layer and micro-batch; nothing else
+// crosses a context group.
 TEST(Volume, OfContextParallelism) {
   if (!four_ranks()) GTEST_SKIP() << "for " << ranks << " ranks";
   model::ModelConfig config = deep_model();
@@ -195,16 +196,25 @@ TEST(Volume, OfContextParallelism) {
   config.sequence = 48;
   config.resolve();
   const int batch = 4;
+  const auto keys =
+      static_cast<double>(batch * config.sequence * 2 * config.kv_heads * config.head_size());
   for (const int context : {2, 4}) {
-    const LayoutCase layout{.data = ranks / context, .micro_batch = 2, .context = context};
-    const Counted counted = count(config, layout, batch);
-    const auto keys =
-        static_cast<double>(batch * config.sequence * 2 * config.kv_heads * config.head_size());
-    expect_volume(counted.bytes.at("context"),
-                  3.0 * static_cast<double>(config.layers) * sent(context, keys),
-                  layout.to_string());
-    expect_volume(counted.bytes.at("data"),
-                  2 * sent(ranks, static_cast<double>(counted.parameters)), layout.to_string());
+    for (const bool ring : {false, true}) {
+      for (const auto& [recompute, times] :
+           {std::pair{model::Recompute::none, 3.0}, {model::Recompute::selective, 4.0}}) {
+        const LayoutCase layout{.data = ranks / context,
+                                .micro_batch = 2,
+                                .recompute = recompute,
+                                .context = context,
+                                .ring = ring};
+        const Counted counted = count(config, layout, batch);
+        expect_volume(counted.bytes.at("context"),
+                      times * static_cast<double>(config.layers) * sent(context, keys),
+                      layout.to_string());
+        expect_volume(counted.bytes.at("data"),
+                      2 * sent(ranks, static_cast<double>(counted.parameters)), layout.to_string());
+      }
+    }
   }
 }
 

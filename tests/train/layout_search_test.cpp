@@ -105,6 +105,21 @@ TEST(LayoutSearch, KeepsToTheMemoryAndNamesTheNearest) {
   EXPECT_GT(none.nearest.memory, 1000);
 }
 
+// A context degree is kept: the other axes share what it leaves.
+TEST(LayoutSearch, KeepsTheContextDegree) {
+  RunConfig config = small_run();
+  config.parallel.context = 4;
+  config.train.batch = 2;
+  const LayoutSearch found =
+      search_layouts(config, facts_of(8), plan::test::gpu_machine(), plenty, [](int) {});
+  ASSERT_FALSE(found.fitting.empty());
+  for (const FoundLayout& each : found.fitting) {
+    EXPECT_EQ(each.shape.of(comm::Axis::context), 4);
+    EXPECT_EQ(each.shape.size(), 8);
+  }
+  EXPECT_EQ(layout_keys(found.fitting.front().config)["parallel"]["context"], 4);
+}
+
 TEST(LayoutSearch, RefusesABatchThatNoLayoutDivides) {
   RunConfig config = small_run();
   config.train.batch = 1;
