@@ -59,7 +59,7 @@ python3 - <<'PYTHON' || fail "bytes or memory"
 import json
 run = json.load(open("served/attempts/0001/run.json"))
 summary = json.load(open("served/attempts/0001/summary.json"))
-assert run["place"] == {"tensor": 1, "pipeline": 1, "data": 4, "servers": 2}, run["place"]
+assert run["place"] == {"tensor": 1, "context": 1, "pipeline": 1, "data": 4, "servers": 2}, run["place"]
 assert run["config"]["data_parallel"]["method"] == "server"
 assert "optimizer" not in run["predicted_memory"] or run["predicted_memory"]["optimizer"] == 0
 psi = 4 * run["parameters"]
