@@ -98,7 +98,7 @@ class Count {
     const parallel::StageOptions& options = stage_.options();
     const auto& model = stage_.model().config();
     const double activation =
-        static_cast<double>(options.sequences * model.sequence * model.width / place_.context) *
+        static_cast<double>(options.sequences * model.sequence * model.width) / place_.context *
         static_cast<double>(size_of(options.compute));
     add("tensor", sums * 2 * share(place_.tensor, activation));
     if (first || last) return;
