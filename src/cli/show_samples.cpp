@@ -19,7 +19,7 @@ train::Position resume(data::Corpus& corpus, const train::RunConfig& config) {
   const auto newest = checkpoint::newest(config.train.output);
   if (!newest) return {};
   const train::ResumePoint point = train::resume_point(config, checkpoint::Reader(*newest));
-  corpus.resume(point.position.samples, point.blend, point.data);
+  corpus.resume(point.position.samples, point.blend, point.data, newest->string());
   return point.position;
 }
 
