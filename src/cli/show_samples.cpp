@@ -20,6 +20,7 @@ train::Position resume(data::Corpus& corpus, const train::RunConfig& config) {
   if (!newest) return {};
   const train::ResumePoint point = train::resume_point(config, checkpoint::Reader(*newest));
   corpus.resume(point.position.samples, point.blend, point.data, newest->string());
+  corpus.resume_packed(point.packed);
   return point.position;
 }
 
@@ -28,15 +29,15 @@ std::string source_table(const data::Corpus& corpus, const train::RunConfig& con
   const data::Shares& shares = corpus.order().begun(first).phase.shares;
   const auto before = corpus.order().given(first), at_end = corpus.order().given(end);
   std::string text = fmt::format("{:<24}{:>9}{:>16}{:>16}{:>16}{:>12}\n", "source", "share",
-                                 "windows", "before step", "at the end", "epochs");
+                                 "samples", "before step", "at the end", "epochs");
   for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
     const auto& source = corpus.sources()[i];
-    const std::int64_t windows = corpus.windows_of_source(i, config.data);
+    const std::int64_t samples = corpus.samples_of_source(i, config.data);
     text +=
         fmt::format("{:<24}{:>7.3g} %{:>16}{:>16}{:>16}{:>12.3f}\n", config::one_line(source.name),
                     100 * static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all),
-                    grouped(windows), grouped(before[i]), grouped(at_end[i]),
-                    static_cast<double>(at_end[i]) / static_cast<double>(windows));
+                    grouped(samples), grouped(before[i]), grouped(at_end[i]),
+                    static_cast<double>(at_end[i]) / static_cast<double>(samples));
   }
   return text;
 }
@@ -69,16 +70,20 @@ std::string show_samples(const train::RunConfig& config, const train::LayoutFact
   if (corpus.manifest().tokenizer != "none") tokenizer = data::load_tokenizer(corpus.dataset());
   const std::int64_t ranks = train::grid_shape(config, facts).of(comm::Axis::data);
   std::string text = source_table(corpus, config, first, end);
-  text += fmt::format("\n{:<6}{:>12}  {:<24}{:>14}{:>16}  {}\n", "rank", "sample", "source",
-                      "its sample", "first token", "begins");
+  // Of whole documents a sample has several pieces and padding.
+  const auto row = [&](const auto&... columns) {
+    text += fmt::format("{:<6}{:>12}  {:<24}{:>14}{:>16}{:>10}{:>10}  {}\n", columns...);
+  };
+  text += "\n";
+  row("rank", "sample", "source", "its sample", "first token", "pieces", "padding", "begins");
   for (std::int64_t i = 0; i < train.batch; ++i) {
     const data::Blend::Place place = corpus.order().at(first + i);
     const data::Batch batch =
         data::make_batch(windows, {.micro_batch = 1, .length = length}, {first + i});
-    text +=
-        fmt::format("{:<6}{:>12}  {:<24}{:>14}{:>16}  {}\n", i / (train.batch / ranks), first + i,
-                    config::one_line(corpus.sources()[place.source].name), place.sample,
-                    windows(first + i).begin, first_text(batch.inputs, tokenizer.get()));
+    const data::Window window = windows(first + i);
+    row(i / (train.batch / ranks), first + i, config::one_line(corpus.sources()[place.source].name),
+        place.sample, window.begin(), window.pieces.size(), batch.padding,
+        first_text(batch.inputs, tokenizer.get()));
   }
   return text;
 }

@@ -1,6 +1,7 @@
 #include "trireme/data/corpus.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "trireme/core/config.hpp"
@@ -80,6 +81,28 @@ std::vector<std::int64_t> counts_of(const json& counts, const std::vector<Corpus
     if (found != counts.end()) absent[i] = found->get<std::int64_t>();
   }
   return absent;
+}
+
+std::int64_t tokens_of_group(const DataConfig& config) { return config.group_mb * (1 << 20) / 2; }
+
+/// Of source `name` in what Corpus::packed gave for a packer of the same `arguments`.
+std::optional<Packer::Cursor> cursor_of(const json& kept, const std::string& name,
+                                        const json& arguments, const Packer& packer) {
+  const auto found = kept.find(name);
+  if (found == kept.end() || !found->is_object()) return std::nullopt;
+  json left = *found;
+  const auto take = [&](const char* key) {
+    const auto value = left.find(key);
+    if (value == left.end() || !value->is_number_integer()) return std::int64_t{-1};
+    const auto number = value->get<std::int64_t>();
+    left.erase(value);
+    return number;
+  };
+  const Packer::Cursor cursor{take("epoch"), take("place"), take("first")};
+  const bool sound =
+      cursor.epoch >= 0 && cursor.place >= 0 && cursor.place < packer.groups() && cursor.first >= 0;
+  if (!sound || left != arguments) return std::nullopt;
+  return cursor;
 }
 
 bool same_place(const std::filesystem::path& a, const std::filesystem::path& b) {
@@ -208,8 +231,7 @@ json Corpus::kept(std::int64_t samples) const {
 }
 
 Sampler Corpus::sampler(const Source& source, const DataConfig& config, std::uint64_t seed) const {
-  return {source.tokens(SplitName::train), length_, config.group_mb * (1 << 20) / 2, seed,
-          config.shuffle};
+  return {source.tokens(SplitName::train), length_, tokens_of_group(config), seed, config.shuffle};
 }
 
 void Corpus::check_end(const DataConfig& config, std::int64_t samples) const {
@@ -222,7 +244,7 @@ void Corpus::check_end(const DataConfig& config, std::int64_t samples) const {
   const std::vector<std::int64_t> given = order_.given(samples);
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     const double epochs =
-        static_cast<double>(given[i]) / static_cast<double>(windows_of_source(i, config));
+        static_cast<double>(given[i]) / static_cast<double>(samples_of_source(i, config));
     if (sources_[i].most_epochs == 0 || epochs <= sources_[i].most_epochs) continue;
     throw AgreedError(
         "data.path = {}: the run would read source {} {:.2f} times, at most {} are allowed; lower "
@@ -231,7 +253,8 @@ void Corpus::check_end(const DataConfig& config, std::int64_t samples) const {
   }
 }
 
-Windows Corpus::windows(const DataConfig& config, std::uint64_t seed) const {
+Windows Corpus::windows(const DataConfig& config, std::uint64_t seed) {
+  if (config.packs()) return packed_windows(config, seed);
   struct Split {
     std::shared_ptr<TokenReader> reader;
     Sampler sampler;
@@ -245,8 +268,46 @@ Windows Corpus::windows(const DataConfig& config, std::uint64_t seed) const {
   return [splits = std::move(splits), order = order_](std::int64_t sample) -> Window {
     const Blend::Place place = order.at(sample);
     const Split& split = splits[place.source];
-    return {split.reader.get(), split.sampler.begin(place.sample)};
+    const std::int64_t begin = split.sampler.begin(place.sample);
+    return {split.reader.get(), {{begin, begin + split.sampler.length()}}};
   };
+}
+
+Windows Corpus::packed_windows(const DataConfig& config, std::uint64_t seed) {
+  const auto cache = make_reader_cache();
+  const std::int64_t group = std::max(length_, tokens_of_group(config));
+  packers_.clear();
+  for (const Source& source : sources_) {
+    packers_.push_back({std::make_shared<Packer>(source.dataset.reader(SplitName::train, cache),
+                                                 length_, group, seed, config.shuffle),
+                        {{"tokens", source.tokens(SplitName::train)},
+                         {"length", length_},
+                         {"group", group},
+                         {"seed", seed},
+                         {"shuffle", config.shuffle}}});
+    const SourcePacker& made = packers_.back();
+    if (const auto cursor = cursor_of(packed_, source.name, made.arguments, *made.packer)) {
+      made.packer->begin_at(*cursor);
+    }
+  }
+  return [packers = packers_, order = order_](std::int64_t sample) -> Window {
+    const Blend::Place place = order.at(sample);
+    Packer& packer = *packers[place.source].packer;
+    return {packer.reader().get(), packer.at(place.sample), true};
+  };
+}
+
+json Corpus::packed(std::int64_t samples) const {
+  if (packers_.empty()) return packed_;
+  const std::vector<std::int64_t> given = order_.given(samples);
+  json kept;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const Packer::Cursor cursor = packers_[i].packer->cursor(given[i]);
+    kept[sources_[i].name] = packers_[i].arguments;
+    kept[sources_[i].name].update(
+        {{"epoch", cursor.epoch}, {"place", cursor.place}, {"first", cursor.first}});
+  }
+  return kept;
 }
 
 std::vector<Corpus::Split> Corpus::splits(SplitName split) const {
@@ -265,13 +326,14 @@ std::int64_t Corpus::most_tokens(SplitName split) const {
   return most;
 }
 
-std::int64_t Corpus::windows_of_source(std::size_t source, const DataConfig& config) const {
+std::int64_t Corpus::samples_of_source(std::size_t source, const DataConfig& config) const {
+  if (config.packs()) return (sources_[source].tokens(SplitName::train) - 1) / length_ + 1;
   return sampler(sources_[source], config, 0).windows_per_epoch();
 }
 
-std::int64_t Corpus::epoch_windows(const DataConfig& config) const {
+std::int64_t Corpus::epoch_samples(const DataConfig& config) const {
   std::int64_t windows = 0;
-  for (std::size_t i = 0; i < sources_.size(); ++i) windows += windows_of_source(i, config);
+  for (std::size_t i = 0; i < sources_.size(); ++i) windows += samples_of_source(i, config);
   return windows;
 }
 

@@ -8,34 +8,104 @@
 namespace trireme::data {
 namespace {
 
-/// Positions from each document's start, document numbers, and no weight for a target in
-/// the next document. The window's tokens are [begin, begin + length]; rows hold `length` each.
-void mark_documents(TokenReader& reader, std::int64_t begin, std::int64_t length, Batch& batch,
-                    std::size_t row) {
-  std::int64_t start = 0;  // of the current document, in the window
-  std::int32_t document = 0;
-  const auto mark_until = [&](std::int64_t end) {
-    for (std::int64_t t = start; t < end; ++t) {
-      const std::size_t at = row + static_cast<std::size_t>(t);
-      batch.positions[at] = static_cast<std::int32_t>(t - start);
-      batch.documents[at] = document;
+/// Fills one sequence of a batch.
+class Row {
+ public:
+  Row(const LoaderOptions& options, Batch& batch, std::size_t row)
+      : options_(options), batch_(batch), row_(row * static_cast<std::size_t>(options.length)) {}
+
+  void fill(const Window& window) {
+    for (const Piece& piece : window.pieces) {
+      take(*window.reader, piece);
+      if (options_.document_mask) mark_documents(*window.reader, piece);
+      if (window.packed) separate(*window.reader, piece);
+      at_ += static_cast<std::size_t>(piece.end - piece.begin);
     }
-  };
-  for (const std::int64_t global_end : reader.document_ends(begin, begin + length)) {
-    const std::int64_t end = global_end - begin;
-    mark_until(end);
-    batch.weights[row + static_cast<std::size_t>(end) - 1] = 0;
-    start = end;
-    ++document;
+    pad();
+    if (!options_.document_mask) number(0, static_cast<std::size_t>(options_.length));
   }
-  mark_until(length);
-}
+
+ private:
+  /// Tokens, targets and weights of a piece, whose last target is the token that follows it.
+  void take(TokenReader& reader, const Piece& piece) {
+    const auto size = static_cast<std::size_t>(piece.end - piece.begin);
+    tokens_.resize(std::min(size + 1, static_cast<std::size_t>(reader.tokens() - piece.begin)));
+    reader.read(piece.begin, tokens_);
+    std::copy_n(tokens_.begin(), size, part(batch_.inputs));
+    std::copy(tokens_.begin() + 1, tokens_.end(), part(batch_.targets));
+    if (!reader.has_weights()) return;
+    weights_.resize(tokens_.size());
+    reader.weights(piece.begin, weights_);
+    std::transform(weights_.begin() + 1, weights_.end(), part(batch_.weights), number_of);
+  }
+
+  /// Positions from each document's start, document numbers, and no weight for a target in the next
+  /// document.
+  void mark_documents(TokenReader& reader, const Piece& piece) {
+    std::size_t begin = 0;  // of the current document, in the piece
+    for (const std::int64_t document_end : reader.document_ends(piece.begin, piece.end)) {
+      const auto end = static_cast<std::size_t>(document_end - piece.begin);
+      mark(begin, end);
+      batch_.weights[row_ + at_ + end - 1] = 0;
+      begin = end;
+    }
+    mark(begin, static_cast<std::size_t>(piece.end - piece.begin));
+  }
+  void mark(std::size_t begin, std::size_t end) {
+    if (begin == end) return;
+    number(at_ + begin, at_ + end);
+    std::fill_n(part(batch_.documents) + begin, end - begin, document_++);
+  }
+
+  /// The last token of a document has a target only in the next piece, without a mask.
+  void separate(TokenReader& reader, const Piece& piece) {
+    if (at_ > 0 && !options_.document_mask) {
+      batch_.targets[row_ + at_ - 1] = tokens_.front();
+      batch_.weights[row_ + at_ - 1] = reader.has_weights() ? number_of(weights_.front()) : 1;
+    }
+    if (piece.end < reader.tokens() && reader.document_ends(piece.end - 1, piece.end).empty()) {
+      return;  // the document goes on
+    }
+    const std::size_t last = row_ + at_ + static_cast<std::size_t>(piece.end - piece.begin) - 1;
+    batch_.targets[last] = 0;
+    batch_.weights[last] = 0;
+  }
+
+  void pad() {
+    const std::size_t rest = static_cast<std::size_t>(options_.length) - at_;
+    std::fill_n(part(batch_.weights), rest, 0.0F);
+    if (options_.document_mask) mark(0, rest);
+    batch_.padding += static_cast<std::int64_t>(rest);
+  }
+
+  void number(std::size_t begin, std::size_t end) {
+    const auto positions = batch_.positions.begin() + static_cast<std::ptrdiff_t>(row_);
+    std::iota(positions + static_cast<std::ptrdiff_t>(begin),
+              positions + static_cast<std::ptrdiff_t>(end), 0);
+  }
+  /// The present place in the row.
+  template <class T>
+  T* part(std::vector<T>& values) const {
+    return values.data() + row_ + at_;
+  }
+  static float number_of(std::byte weight) {
+    return static_cast<float>(std::to_integer<int>(weight));
+  }
+
+  const LoaderOptions& options_;
+  Batch& batch_;
+  std::size_t row_, at_ = 0;   // where the row begins in the batch, and the next piece in the row
+  std::int32_t document_ = 0;  // the next one's number
+  std::vector<std::int32_t> tokens_;
+  std::vector<std::byte> weights_;
+};
 
 }  // namespace
 
 Windows windows_of(TokenReader& reader, const Sampler& sampler) {
   return [&reader, sampler](std::int64_t sample) -> Window {
-    return {&reader, sampler.begin(sample)};
+    const std::int64_t begin = sampler.begin(sample);
+    return {&reader, {{begin, begin + sampler.length()}}};
   };
 }
 
@@ -57,27 +127,8 @@ Batch make_batch(const Windows& windows, const LoaderOptions& options,
   batch.weights.assign(size, 1.0F);
   batch.positions.resize(size);
   if (options.document_mask) batch.documents.resize(size);
-  std::vector<std::int32_t> window(length + 1);
-  std::vector<std::byte> weights(length);
   for (std::size_t b = 0; b < samples.size(); ++b) {
-    const std::size_t row = b * length;
-    const auto [reader, begin] = windows(samples[b]);
-    reader->read(begin, window);
-    std::copy_n(window.begin(), length, batch.inputs.begin() + static_cast<std::ptrdiff_t>(row));
-    std::copy_n(window.begin() + 1, length,
-                batch.targets.begin() + static_cast<std::ptrdiff_t>(row));
-    if (reader->has_weights()) {
-      reader->weights(begin + 1, weights);
-      std::ranges::transform(
-          weights, batch.weights.begin() + static_cast<std::ptrdiff_t>(row),
-          [](std::byte weight) { return static_cast<float>(std::to_integer<int>(weight)); });
-    }
-    if (options.document_mask) {
-      mark_documents(*reader, begin, options.length, batch, row);
-    } else {
-      const auto first = batch.positions.begin() + static_cast<std::ptrdiff_t>(row);
-      std::iota(first, first + options.length, 0);
-    }
+    Row(options, batch, b).fill(windows(samples[b]));
   }
   return batch;
 }

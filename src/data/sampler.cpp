@@ -9,16 +9,6 @@
 namespace trireme::data {
 namespace {
 
-/// Independent seeds of one epoch: for the order of groups, and of the windows inside them.
-struct EpochSeeds {
-  std::uint64_t groups, windows;
-};
-
-EpochSeeds seeds_of(std::uint64_t seed, std::uint64_t epoch) {
-  const std::array<std::uint32_t, 4> words = random_block({seed, Purpose::sample_order, 0}, epoch);
-  return {std::uint64_t{words[1]} << 32 | words[0], std::uint64_t{words[3]} << 32 | words[2]};
-}
-
 /// Below `bound`, from 64 random bits: uneven by less than bound / 2^64.
 std::uint64_t draw_below(std::uint64_t bound, const RandomKey& key, std::uint64_t block) {
   const std::array<std::uint32_t, 4> words = random_block(key, block);
@@ -26,6 +16,11 @@ std::uint64_t draw_below(std::uint64_t bound, const RandomKey& key, std::uint64_
 }
 
 }  // namespace
+
+EpochSeeds epoch_seeds(std::uint64_t seed, std::uint64_t epoch) {
+  const std::array<std::uint32_t, 4> words = random_block({seed, Purpose::sample_order, 0}, epoch);
+  return {std::uint64_t{words[1]} << 32 | words[0], std::uint64_t{words[3]} << 32 | words[2]};
+}
 
 Sampler::Sampler(std::int64_t tokens, std::int64_t length, std::int64_t group_tokens,
                  std::uint64_t seed, bool shuffle)
@@ -54,7 +49,7 @@ std::int64_t Sampler::begin(std::int64_t sample) const {
   if (!shuffle_) return place * length_;
 
   // Full groups are permuted; the last, smaller one takes a random place among them.
-  const EpochSeeds seeds = seeds_of(seed_, epoch);
+  const EpochSeeds seeds = epoch_seeds(seed_, epoch);
   const std::int64_t full = windows_ / group_windows_;
   const std::int64_t rest = windows_ % group_windows_;
   const auto rest_place = static_cast<std::int64_t>(draw_below(

@@ -1,6 +1,7 @@
 #include "trireme/train/account.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include "trireme/model/block.hpp"
@@ -177,7 +178,7 @@ nlohmann::json StepAccount::to_json(std::int64_t steps,
                      {"seconds_per_step", total.seconds / count},
                      {"least_bytes_per_step", needed}};
   }
-  return {{"sections", sections}, {"communication", traffic}};
+  return {{"sections", sections}, {"communication", traffic}, {"padding", padding_}};
 }
 
 nlohmann::json memory_account(const MemoryPrediction& predicted,
@@ -255,6 +256,17 @@ nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
     }
   }
   return json;
+}
+
+std::int64_t padding_of(const std::vector<nlohmann::json>& ranks) {
+  constexpr std::array axes = {"tensor", "context", "pipeline"};
+  std::int64_t padding = 0;
+  for (const nlohmann::json& rank : ranks) {
+    const bool first =
+        std::ranges::all_of(axes, [&](const char* axis) { return rank.value(axis, 0) == 0; });
+    if (first) padding += rank.value("padding", std::int64_t{0});
+  }
+  return padding;
 }
 
 std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& ranks) {

@@ -181,6 +181,7 @@ ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& read
       .warning = sequence_warning(trained, config.model.sequence),
       .config = state.config,
       .blend = state.extra.is_object() ? state.extra.value("blend", nlohmann::json()) : nullptr,
+      .packed = state.extra.is_object() ? state.extra.value("packed", nlohmann::json()) : nullptr,
       .data = state.config.value("/data/path"_json_pointer, "")};
   if (!imported(reader) && trained.sequence != config.model.sequence) {
     point.notes.push_back(
@@ -292,6 +293,9 @@ checkpoint::State Checkpointer::state_at(const Position& position, nlohmann::jso
                           .extra = std::move(extra)};
   if (nlohmann::json blend = corpus_.kept(position.samples); !blend.is_null()) {
     state.extra["blend"] = std::move(blend);
+  }
+  if (nlohmann::json packed = corpus_.packed(position.samples); !packed.is_null()) {
+    state.extra["packed"] = std::move(packed);
   }
   if (position.states_begin > 0) state.extra["states_begin"] = position.states_begin;
   if (trained_length_ > job_.config.model.trained_length()) {

@@ -176,6 +176,16 @@ void Trainer::finish(Ending ending) {
   summary.lines.push_back(fmt::format(
       "arena high-water marks, predicted and measured: stash {} and {}, work space {} and {} bytes",
       stash.predicted, stash.measured, work.predicted, work.measured));
+  if (job_.config.data.packs()) {
+    const std::int64_t padding = padding_of(summary.ranks);
+    const std::int64_t tokens =
+        reporter_.steps() * job_.config.train.batch * job_.config.model.sequence;
+    summary.extra["padding"] = padding;
+    summary.lines.push_back(
+        fmt::format("padding: {} of {} tokens, {:.2f} %", padding, tokens,
+                    100 * static_cast<double>(padding) /
+                        static_cast<double>(std::max<std::int64_t>(1, tokens))));
+  }
   method_.describe(summary, reporter_.steps());
   if (reporter_.is_root()) reporter_.write_trace(closing.trace);
   reporter_.finish(std::move(summary));

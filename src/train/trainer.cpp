@@ -138,6 +138,7 @@ void Trainer::resume(std::string folder) {
         const std::string blend = corpus_.resume(point.position.samples, point.blend, point.data,
                                                  reader.folder().string());
         if (!blend.empty()) point.notes.push_back(blend);
+        corpus_.resume_packed(point.packed);
         if (reporter_.is_root()) checkpointer_.take_tokenizer(reader, point.notes);
       },
       [this](const std::string& line) { reporter_.warn("passed over: " + line); },
@@ -158,7 +159,7 @@ int Trainer::train_steps() {
   const std::int64_t length = job_.config.model.sequence, first = position_.step;
   const std::int64_t last =
       train.stop_after > 0 ? std::min(train.steps, first + train.stop_after) : train.steps;
-  method_.begin_steps(corpus_.epoch_windows(data));
+  method_.begin_steps(corpus_.epoch_samples(data));
   if (first >= last) return 0;
   data::Loader loader(corpus_.windows(data, static_cast<std::uint64_t>(train.seed)),
                       {.micro_batch = train.micro_batch,
@@ -212,6 +213,7 @@ std::vector<parallel::HostMicrobatch> Trainer::load_batches(data::Loader& loader
   std::vector<parallel::HostMicrobatch> batches;
   for (std::int64_t i = 0; i < count; ++i) {
     data::Batch batch = loader.next();
+    account_.count_padding(batch.padding);
     faults_.into_batch(batch, position_.step + 1);
     batches.emplace_back(std::move(batch));
   }

@@ -51,13 +51,13 @@ class CorpusTest : public testing::Test {
 };
 
 TEST_F(CorpusTest, ADatasetAloneIsReadAsItAlwaysWas) {
-  const Corpus corpus = Corpus::open(path("a"), length);
+  Corpus corpus = Corpus::open(path("a"), length);
   EXPECT_FALSE(corpus.is_blend());
   EXPECT_EQ(corpus.sources().front().name, "a");
   const DataConfig config;
   const Windows windows = corpus.windows(config, 5);
   const Sampler sampler(200, length, config.group_mb << 19, 5, true);
-  for (std::int64_t n = 0; n < 50; ++n) EXPECT_EQ(windows(n).begin, sampler.begin(n));
+  for (std::int64_t n = 0; n < 50; ++n) EXPECT_EQ(windows(n).begin(), sampler.begin(n));
   EXPECT_TRUE(corpus.kept(17).is_null());
 }
 
@@ -81,7 +81,7 @@ weight = 0.5
 }
 
 TEST_F(CorpusTest, SamplesAreThoseOfEachSourcesOwnOrder) {
-  const Corpus corpus = Corpus::open(list(), length);
+  Corpus corpus = Corpus::open(list(), length);
   const DataConfig config;
   const Windows windows = corpus.windows(config, 5);
   std::map<std::size_t, std::int64_t> next;
@@ -92,11 +92,61 @@ TEST_F(CorpusTest, SamplesAreThoseOfEachSourcesOwnOrder) {
     const std::int64_t begin = sampler.begin(next[source]++);
     std::vector<std::int32_t> found(static_cast<std::size_t>(length)), expected = found;
     const Window window = windows(n);
-    EXPECT_EQ(window.begin, begin);
-    window.reader->read(window.begin, found);
+    EXPECT_EQ(window.begin(), begin);
+    window.reader->read(window.begin(), found);
     own.dataset.reader(SplitName::train)->read(begin, expected);
     EXPECT_EQ(found, expected) << n;
   }
+}
+
+/// What sample `sample` reads.
+json read_by(const Windows& windows, std::int64_t sample) {
+  const Window window = windows(sample);
+  EXPECT_TRUE(window.packed);
+  json tokens;
+  for (const Piece& piece : window.pieces) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(piece.end - piece.begin));
+    window.reader->read(piece.begin, ids);
+    tokens.push_back(ids);
+  }
+  return tokens;
+}
+
+TEST_F(CorpusTest, PacksTheDocumentsOfEachSource) {
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text += std::string(static_cast<std::size_t>(i % 13) + 1, 'x') + "\n";
+  for (const char* name : {"d", "e"}) make_dataset(scratch_, name, text, {.documents = "line"});
+  DataConfig config;
+  config.packing = "documents";
+  Corpus corpus = Corpus::open(path("d"), length);
+  EXPECT_TRUE(corpus.packed(0).is_null()) << "nothing is packed yet";
+  const Windows windows = corpus.windows(config, 5);
+  for (const std::int64_t cut : {0, 100, 1000}) {
+    const json kept = corpus.packed(cut);
+    EXPECT_LE(kept.at("d").at("first"), cut);
+    EXPECT_EQ(kept.at("d").at("epoch") > 0, cut == 1000);
+    Corpus again = Corpus::open(path("d"), length);
+    again.resume_packed(kept);
+    EXPECT_EQ(again.packed(cut), kept) << "a start without a step keeps it";
+    const Windows rest = again.windows(config, 5);
+    for (std::int64_t n = cut; n < cut + 20; ++n) EXPECT_EQ(read_by(rest, n), read_by(windows, n));
+    EXPECT_EQ(again.packed(cut + 300), corpus.packed(cut + 300));
+  }
+  // A cursor of other settings, or one that is damaged, is not used: it would shift all samples.
+  json other = corpus.packed(1000), damaged = other;
+  other["d"]["seed"] = 6;
+  damaged["d"]["place"] = 7;
+  for (const json& kept : {other, damaged, json(3), json({{"d", 4}})}) {
+    Corpus again = Corpus::open(path("d"), length);
+    again.resume_packed(kept);
+    EXPECT_EQ(read_by(again.windows(config, 5), 1000), read_by(windows, 1000)) << kept;
+  }
+
+  Corpus both = Corpus::open("0.5 " + path("d") + ", 0.5 " + path("e"), length);
+  const Windows blend = both.windows(config, 5);
+  for (std::int64_t n = 0; n < 100; ++n) EXPECT_EQ(read_by(blend, 2 * n), read_by(windows, n));
+  EXPECT_EQ(both.packed(600).at("e"), corpus.packed(300).at("d"));
 }
 
 TEST_F(CorpusTest, PhasesChangeTheWeightsAtTheirTokens) {
@@ -134,7 +184,7 @@ path = "b"
 weight = 1
 )"),
                                      length);
-  const std::int64_t most = 2 * 2 * corpus.windows_of_source(0, {});
+  const std::int64_t most = 2 * 2 * corpus.samples_of_source(0, {});
   corpus.check_end({}, most);
   EXPECT_THAT(error_of([&] { corpus.check_end({}, most + 2); }),
               AllOf(HasSubstr("source a 2.05 times, at most 2"), HasSubstr("most_epochs")));
@@ -291,7 +341,7 @@ TEST_F(CorpusTest, AThousandSources) {
             "\"\nweight = " + std::to_string(1 + i % 7) + "\n";
   }
   const auto begin = std::chrono::steady_clock::now();
-  const Corpus corpus = Corpus::open(file(text), length);
+  Corpus corpus = Corpus::open(file(text), length);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   EXPECT_LT(seconds.count(), 10);
   // One process reads from all of them.
@@ -299,7 +349,7 @@ TEST_F(CorpusTest, AThousandSources) {
   std::vector<std::int32_t> tokens(length);
   for (std::int64_t n = 0; n < 4000; ++n) {
     const Window window = windows(n);
-    window.reader->read(window.begin, tokens);
+    window.reader->read(window.begin(), tokens);
   }
 }
 

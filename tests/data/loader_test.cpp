@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "counting_reader.hpp"
 #include "support.hpp"
 
 namespace trireme::data::test {
@@ -17,32 +18,6 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Token i is i; documents end at the given places; reads fail from the n-th on.
-class Counting : public TokenReader {
- public:
-  explicit Counting(std::int64_t tokens, std::vector<std::int64_t> ends = {},
-                    std::int64_t good_reads = 1 << 30)
-      : tokens_(tokens), ends_(std::move(ends)), good_reads_(good_reads) {}
-  std::int64_t tokens() const override { return tokens_; }
-  void read(std::int64_t begin, std::span<std::int32_t> out) override {
-    if (good_reads_-- == 0) throw Error("demo/train-00000.h5: broken on purpose; repair it");
-    ASSERT_LE(begin + static_cast<std::int64_t>(out.size()), tokens_);
-    std::iota(out.begin(), out.end(), static_cast<std::int32_t>(begin));
-  }
-  std::vector<std::int64_t> document_ends(std::int64_t begin, std::int64_t end) override {
-    std::vector<std::int64_t> found;
-    for (const std::int64_t e : ends_) {
-      if (e > begin && e <= end) found.push_back(e);
-    }
-    return found;
-  }
-
- private:
-  std::int64_t tokens_;
-  std::vector<std::int64_t> ends_;
-  std::int64_t good_reads_;
-};
-
 LoaderOptions options_of(std::int64_t micro_batch, std::int64_t length) {
   LoaderOptions options;
   options.micro_batch = micro_batch;
@@ -51,7 +26,7 @@ LoaderOptions options_of(std::int64_t micro_batch, std::int64_t length) {
 }
 
 TEST(MakeBatch, TargetsFollowInputs) {
-  Counting reader(100);
+  CountingReader reader(100);
   const Sampler sampler(100, 10, 100, 1, false);
   const Batch batch = make_batch(reader, sampler, options_of(2, 10), {3, 0});
   EXPECT_EQ(batch.sequences, 2);
@@ -71,7 +46,7 @@ TEST(MakeBatch, TargetsFollowInputs) {
 }
 
 TEST(MakeBatch, DocumentsRestartPositions) {
-  Counting reader(100, {13, 18, 20, 55});
+  CountingReader reader(100, {13, 18, 20, 55});
   const Sampler sampler(100, 10, 100, 1, false);
   LoaderOptions options = options_of(2, 10);
   options.document_mask = true;
@@ -145,7 +120,7 @@ TEST(Loader, TheSameGlobalBatchesForEveryDataSizeAndMicroBatch) {
 TEST(Loader, ErrorsOfTheThreadArriveInOrder) {
   const Sampler sampler(100, 10, 100, 1, false);
   Loader loader(
-      owned_windows(std::make_unique<Counting>(100, std::vector<std::int64_t>{}, 6), sampler),
+      owned_windows(std::make_unique<CountingReader>(100, std::vector<std::int64_t>{}, 6), sampler),
       options_of(2, 10), 2, 0, 1, 0);
   for (std::int64_t step = 0; step < 3; ++step) {
     EXPECT_THAT(loader.next().samples, ElementsAre(2 * step, 2 * step + 1));
@@ -156,12 +131,12 @@ TEST(Loader, ErrorsOfTheThreadArriveInOrder) {
 }
 
 /// Counts reads in a counter that outlives the loader.
-class Watched : public Counting {
+class Watched : public CountingReader {
  public:
-  Watched(std::int64_t tokens, std::atomic<int>& reads) : Counting(tokens), reads_(reads) {}
+  Watched(std::int64_t tokens, std::atomic<int>& reads) : CountingReader(tokens), reads_(reads) {}
   void read(std::int64_t begin, std::span<std::int32_t> out) override {
     ++reads_;
-    Counting::read(begin, out);
+    CountingReader::read(begin, out);
   }
 
  private:
@@ -192,8 +167,8 @@ TEST(Loader, ReadAheadIsBoundedAndStopsWhileWaiting) {
 
 TEST(Loader, BatchesThatDoNotDivideAreAnInvariant) {
   const Sampler sampler(100, 10, 100, 1, false);
-  EXPECT_THROW(Loader(owned_windows(std::make_unique<Counting>(100), sampler), options_of(2, 10), 6,
-                      0, 2, 0),
+  EXPECT_THROW(Loader(owned_windows(std::make_unique<CountingReader>(100), sampler),
+                      options_of(2, 10), 6, 0, 2, 0),
                std::logic_error);
 }
 

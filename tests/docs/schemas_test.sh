@@ -23,6 +23,7 @@ train 3 served --data_parallel.method server --parallel.servers 1
 train 3 asynchronous --data_parallel.method async-server --parallel.servers 1
 "$TRIREME" prepare --input text.txt --output other >/dev/null 2>&1
 train 2 blended --data.path "1 data, 2 other"
+train 2 packed --data.path "1 data, 2 other" --data.packing documents
 train 2 reduced --train.steps 3 --optim.learning_rate 1e-4 --train.stop_after 1  # resumed, changed
 grep -q '"changed"' reduced/attempts/0002/metrics.jsonl
 check run ./*/attempts/*/run.json

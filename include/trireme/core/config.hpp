@@ -127,6 +127,17 @@ class Fields {
   std::vector<Field> fields_;
 };
 
+/// The case that `value` of the field `key` names. The field has checked its value, so that another
+/// one is an error of this program.
+template <class Case>
+Case select(std::string_view key, const std::string& value,
+            std::initializer_list<std::pair<std::string_view, Case>> cases) {
+  for (const auto& [name, each] : cases) {
+    if (name == value) return each;
+  }
+  TRIREME_ASSERT(false, "{} = {}", key, value);
+}
+
 /// The word of `words` nearest to `word` in edit distance, or nothing when none is close.
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& words);
 

@@ -18,6 +18,7 @@ enum class Purpose : std::uint32_t {
   generation = 5,
   fault = 6,
   rounding = 7,
+  packing = 8,
 };
 
 /// One stream of numbers. `stream` distinguishes users of one purpose: for initialization a hash of

@@ -70,7 +70,12 @@ class Corpus {
   void check_end(const DataConfig& config, std::int64_t samples) const;
 
   /// Where each training sample is.
-  Windows windows(const DataConfig& config, std::uint64_t seed) const;
+  Windows windows(const DataConfig& config, std::uint64_t seed);
+  /// With data.packing = documents, for a checkpoint after `samples`: how far groups were counted
+  /// (Packer::Cursor), by source, so that a restart need not count them again. Else null.
+  nlohmann::json packed(std::int64_t samples) const;
+  /// Before windows(): what packed() gave. What other data or settings gave is not used.
+  void resume_packed(nlohmann::json kept) { packed_ = std::move(kept); }
   /// The sources of whose split a window can be read.
   struct Split {
     std::string name;
@@ -79,9 +84,10 @@ class Corpus {
   };
   std::vector<Split> splits(SplitName split) const;
   std::int64_t most_tokens(SplitName split) const;  // of any source
-  /// Training windows of one source, and of all.
-  std::int64_t windows_of_source(std::size_t source, const DataConfig& config) const;
-  std::int64_t epoch_windows(const DataConfig& config) const;
+  /// Training samples of an epoch of one source, and of all: windows, or the fewest sequences that
+  /// hold all tokens.
+  std::int64_t samples_of_source(std::size_t source, const DataConfig& config) const;
+  std::int64_t epoch_samples(const DataConfig& config) const;
   /// Of the shares from sample `samples` on: "books 70 %, web 30 %".
   std::string describe(std::int64_t samples) const;
 
@@ -90,6 +96,7 @@ class Corpus {
          std::vector<CorpusSpec::Phase> phases);
   std::string go_on(std::int64_t samples, const nlohmann::json& kept, const std::string& before);
   Sampler sampler(const Source& source, const DataConfig& config, std::uint64_t seed) const;
+  Windows packed_windows(const DataConfig& config, std::uint64_t seed);
   nlohmann::json by_name(const std::vector<std::int64_t>& numbers) const;
 
   std::string name_;  // data.path
@@ -99,6 +106,13 @@ class Corpus {
   std::int64_t end_ = 0;  // tokens, of the last phase; 0: none
   Blend order_;
   nlohmann::json left_;  // what sources have given that are not in the corpus any more
+  /// By source, from windows() on, with what their cursors depend on; empty: nothing is packed.
+  struct SourcePacker {
+    std::shared_ptr<Packer> packer;
+    nlohmann::json arguments;
+  };
+  std::vector<SourcePacker> packers_;
+  nlohmann::json packed_;  // resume_packed()
 };
 
 }  // namespace trireme::data

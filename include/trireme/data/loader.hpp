@@ -13,14 +13,19 @@
 
 #include "trireme/core/tensor.hpp"
 #include "trireme/data/dataset.hpp"
+#include "trireme/data/packing.hpp"
 #include "trireme/data/sampler.hpp"
 
 namespace trireme::data {
 
-/// Where a sample's tokens begin; the reader belongs to who says so.
+/// Where a sample's tokens are; the reader belongs to who says so.
 struct Window {
   TokenReader* reader = nullptr;
-  std::int64_t begin = 0;
+  std::vector<Piece> pieces;  // one behind the other in the sequence
+  /// Each piece is of one document and the sequence may end in padding. Else there is one piece as
+  /// long as the sequence.
+  bool packed = false;
+  std::int64_t begin() const { return pieces.front().begin; }
 };
 /// By sample number. Called by one thread at a time.
 using Windows = std::function<Window(std::int64_t sample)>;
@@ -32,13 +37,15 @@ struct Batch {
   std::int64_t sequences = 0, length = 0;
   std::vector<std::int32_t> inputs;   // [B, T]
   std::vector<std::int32_t> targets;  // [B, T]: the token after each input
-  /// [B, T]: of the dataset, or 1; with a mask 0 for targets in the next document.
+  /// [B, T]: of the dataset, or 1. 0 with a mask for targets in the next document; in packed
+  /// sequences for padding, and for a last token whose document ends.
   std::vector<float> weights;
   /// [B, T]: 0 … T−1; with a mask from each document's start, or from 0 for one that begins before
-  /// the window.
+  /// the window. Padding is a document of its own.
   std::vector<std::int32_t> positions;
   std::vector<std::int32_t> documents;  // [B, T], or empty: one document
   std::vector<std::int64_t> samples;    // [B]: sample numbers
+  std::int64_t padding = 0;             // tokens that fill packed sequences up
 };
 
 struct LoaderOptions {

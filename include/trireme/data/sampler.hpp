@@ -6,6 +6,12 @@
 
 namespace trireme::data {
 
+/// Independent seeds of one epoch: for the order of groups, and of what is inside them.
+struct EpochSeeds {
+  std::uint64_t groups, windows;
+};
+EpochSeeds epoch_seeds(std::uint64_t seed, std::uint64_t epoch);
+
 /// A sample is `length` inputs and their `length` targets: tokens [begin, begin + length + 1).
 /// In each epoch windows are adjacent from a random offset below `length` (0 without shuffling)
 /// and every window is visited once: one keyed bijection orders groups of neighboring windows, a
@@ -15,6 +21,7 @@ class Sampler {
   /// Throws AgreedError when `tokens` cannot hold one window, naming both numbers.
   Sampler(std::int64_t tokens, std::int64_t length, std::int64_t group_tokens, std::uint64_t seed,
           bool shuffle);
+  std::int64_t length() const { return length_; }
   std::int64_t windows_per_epoch() const { return windows_; }
   std::int64_t begin(std::int64_t sample) const;  // first token of sample number `sample` ≥ 0
 

@@ -30,14 +30,16 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttentionChoice, batch, tokens, heads, groups
 
 namespace trireme::train {
 
-/// Counts a rank's communication and seconds in its steps, and leaves out what happens between
-/// them.
+/// Counts a rank's communication, seconds and padding in its steps, and leaves out what happens
+/// between them.
 class StepAccount {
  public:
   StepAccount(comm::Grid& grid, Recorder& recorder) : grid_(grid), recorder_(recorder) {}
   void begin();
   /// Adds what the grid's groups have counted to the steps.
   void count_traffic();
+  /// Adds tokens of padding that the rank has read.
+  void count_padding(std::int64_t tokens) { padding_ += tokens; }
 
   /// Leaves out the communication of its lifetime, and with `sections` the seconds of all sections
   /// that end in it.
@@ -54,8 +56,8 @@ class StepAccount {
     std::map<std::string, double> before_;
   };
 
-  /// {"sections": seconds by name, "communication": by group, per step}. `least`: bytes that a step
-  /// must send, by group.
+  /// {"sections": seconds by name, "communication": by group, per step, "padding": tokens}.
+  /// `least`: bytes that a step must send, by group.
   nlohmann::json to_json(std::int64_t steps, const std::map<std::string, double>& least) const;
 
  private:
@@ -63,6 +65,7 @@ class StepAccount {
   Recorder& recorder_;
   std::vector<std::pair<std::string, comm::Traffic>> traffic_;  // of the steps, by group
   std::map<std::string, double> left_out_;                      // seconds of sections
+  std::int64_t padding_ = 0;
 };
 
 /// Bytes that a rank will hold by use, and the uses of which the prediction knows a part.
@@ -95,6 +98,9 @@ nlohmann::json sections_json(const std::vector<report::SectionTimes>& sections);
 /// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
 /// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
 nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks);
+/// Tokens of padding in the global batches that the ranks of a grid have read: those of its first
+/// tensor, context and pipeline ranks.
+std::int64_t padding_of(const std::vector<nlohmann::json>& ranks);
 /// The order of memory rows: by distance from the prediction, then by bytes held.
 inline std::pair<std::int64_t, std::int64_t> weight_of(const report::MemoryRow& row) {
   return {std::abs(row.measured - row.predicted), row.measured};

@@ -38,6 +38,7 @@ struct ResumePoint {
   std::string warning;              // empty: none
   nlohmann::json config;            // with which the checkpoint was made
   nlohmann::json blend;             // as data::Corpus::kept; null: none
+  nlohmann::json packed;            // as data::Corpus::packed; null: none
   std::string data;                 // data.path of then
 };
 /// "key old → new" of each key that both have with different values, but for those that name the

@@ -116,16 +116,7 @@ struct TrainConfig {
   }
 };
 
-/// The case that `value` of the field `key` names. The field has checked its value, so that another
-/// one is an error of this program.
-template <class Case>
-Case select(std::string_view key, const std::string& value,
-            std::initializer_list<std::pair<std::string_view, Case>> cases) {
-  for (const auto& [name, each] : cases) {
-    if (name == value) return each;
-  }
-  TRIREME_ASSERT(false, "{} = {}", key, value);
-}
+using config::select;
 
 /// All of `text` as a number of at least 0; nothing where it is none.
 template <class Number>
