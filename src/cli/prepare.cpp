@@ -2,8 +2,13 @@
 #include "trireme/data/prepare.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <optional>
 
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/core/text.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/report/progress.hpp"
 
 #include "commands.hpp"
@@ -33,27 +38,40 @@ std::string summary(const data::PrepareOptions& options, const data::Manifest& m
     return all;
   };
   const auto part = [&](const char* name, const std::vector<data::ShardInfo>& shards) {
-    return fmt::format("{}  {} tokens, {} documents, {} shard{}\n", name,
-                       grouped(sum(shards, &data::ShardInfo::tokens)),
-                       grouped(sum(shards, &data::ShardInfo::documents)), shards.size(),
-                       shards.size() == 1 ? "" : "s");
+    const std::int64_t documents = sum(shards, &data::ShardInfo::documents);
+    return fmt::format("{}  {} tokens, {} document{}, {}\n", name,
+                       grouped(sum(shards, &data::ShardInfo::tokens)), grouped(documents),
+                       documents == 1 ? "" : "s", counted(std::ssize(shards), "shard"));
   };
   return fmt::format("{}: dataset {}, tokenizer {}, vocabulary {}\n", options.output.string(),
                      manifest.name, manifest.tokenizer, grouped(manifest.vocabulary)) +
          part("train", manifest.train) + part("valid", manifest.valid);
 }
 
-std::string run_prepare(const data::PrepareOptions& options) {
-  report::ProgressLine line(stderr);
-  report::PhaseProgress progress(&line, "prepare", {});
-  const data::Manifest manifest =
-      data::prepare(options, [&](std::int64_t done, std::int64_t total) {
+int run_prepare(comm::Session& session, const data::PrepareOptions& options) {
+  device::MemoryLedger ledger;
+  const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
+  std::optional<report::ProgressLine> line;
+  if (session.rank() == 0) line.emplace(stderr);
+  report::PhaseProgress progress(line ? &*line : nullptr, "prepare", {});
+  const auto begin = std::chrono::steady_clock::now();
+  const data::Prepared prepared = data::prepare(
+      options,
+      [&](std::int64_t done, std::int64_t total) {
         const double share =
             total > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1;
         progress.show(share, fmt::format("{} of {}", bytes_text(done), bytes_text(total)));
-      });
-  line.finish();
-  return summary(options, manifest);
+      },
+      everyone.get());
+  if (line) line->finish();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const std::int64_t bytes = everyone->all_reduce(prepared.bytes, comm::Reduction::sum);
+  const double speed = static_cast<double>(bytes) / seconds.count() / 1e6;
+  print_on_root(session,
+                summary(options, prepared.manifest) +
+                    fmt::format("time   {:.1f} s, {} read, {:.1f} MB/s, {:.1f} a rank\n",
+                                seconds.count(), bytes_text(bytes), speed, speed / session.size()));
+  return 0;
 }
 
 }  // namespace
@@ -96,8 +114,11 @@ void add_prepare(CLI::App& app, Command& command) {
   add_value(*prepare, "--sample-sentences", options->sample_sentences,
             "lines SentencePiece is trained on", config::at_least(1));
   prepare->footer(examples);
-  prepare->callback(
-      [options, &command] { command.run = printing([options] { return run_prepare(*options); }); });
+  prepare->callback([options, &command] {
+    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
+      return run_prepare(session, *options);
+    };
+  });
 }
 
 }  // namespace trireme::cli

@@ -50,22 +50,76 @@ std::int64_t estimated_text_bytes(const std::vector<std::filesystem::path>& inpu
   return total;
 }
 
-DocumentStream::DocumentStream(std::vector<std::filesystem::path> inputs, DocumentKind kind)
+std::vector<std::vector<TextRange>> parts_of(const std::vector<std::filesystem::path>& inputs,
+                                             DocumentKind::Unit unit, std::int64_t bytes) {
+  std::vector<std::vector<TextRange>> parts;
+  std::int64_t room = 0;  // of the last part
+  for (const std::filesystem::path& file : inputs) {
+    const std::int64_t size = estimated_text_bytes({file});
+    const bool whole = unit == DocumentKind::Unit::file || is_compressed(file);
+    for (std::int64_t begin = 0; begin < size;) {
+      if (room <= 0) {
+        parts.emplace_back();
+        room = bytes;
+      }
+      TextRange range{file, begin};
+      if (!whole && begin + room < size) range.end = begin + room;
+      const std::int64_t end = std::min(range.end, size);
+      room -= end - begin;
+      begin = end;
+      parts.back().push_back(std::move(range));
+    }
+  }
+  return parts;
+}
+
+DocumentStream::DocumentStream(std::vector<TextRange> inputs, DocumentKind kind)
     : inputs_(std::move(inputs)), kind_(std::move(kind)), buffer_(piece_bytes) {}
 
-/// Makes `unread_` non-empty from the current file; false at its end.
-bool DocumentStream::refill() {
+DocumentStream::DocumentStream(const std::vector<std::filesystem::path>& inputs, DocumentKind kind)
+    : DocumentStream(std::vector<TextRange>(), std::move(kind)) {
+  for (const std::filesystem::path& file : inputs) inputs_.push_back({file});
+}
+
+/// Makes `unread_` non-empty from the current file; false at the end of the range. `inside`: of a
+/// document, which the range has to its end.
+bool DocumentStream::refill(bool inside) {
+  if (!inside && next_input_ > 0 && position() >= inputs_[next_input_ - 1].end) {
+    unread_ = {};
+    file_ended_ = true;
+    return false;
+  }
   if (!unread_.empty()) return true;
   if (file_ended_) return false;
   const std::size_t got = file_->read(buffer_.data(), buffer_.size());
+  text_read_ += static_cast<std::int64_t>(got);
   file_ended_ = got < buffer_.size();
   unread_ = {buffer_.data(), got};
   return got > 0;
 }
 
+void DocumentStream::open_next() {
+  const TextRange& range = inputs_[next_input_++];
+  bytes_before_ = bytes_read();
+  file_.reset();
+  // The first document begins behind the first line break from the byte before the range on.
+  begin_ = std::max<std::int64_t>(0, range.begin - 1);
+  text_read_ = 0;
+  file_ = open_text(range.file, begin_);
+  file_ended_ = false;
+  bool begun = range.begin == 0;
+  while (!begun && refill(true)) {
+    const std::size_t newline = unread_.find('\n');
+    begun = newline != std::string_view::npos;
+    unread_.remove_prefix(begun ? newline + 1 : unread_.size());
+  }
+  line_ = 0;
+  first_line_ = position();
+}
+
 bool DocumentStream::next(Piece& piece) {
   for (;;) {
-    const bool more = kind_.unit == DocumentKind::Unit::json ? from_json(piece) : refill();
+    const bool more = kind_.unit == DocumentKind::Unit::json ? from_json(piece) : refill(inside_);
     if (more) {
       if (kind_.unit == DocumentKind::Unit::file) piece = from_file();
       if (kind_.unit == DocumentKind::Unit::line) piece = from_line();
@@ -77,12 +131,22 @@ bool DocumentStream::next(Piece& piece) {
       return true;
     }
     if (next_input_ == inputs_.size()) return false;
-    bytes_before_ = bytes_read();
-    file_.reset();
-    file_ = open_text(inputs_[next_input_++]);
-    file_ended_ = false;
-    line_ = 0;
+    open_next();
   }
+}
+
+std::string DocumentStream::where() const {
+  const InputFile file(inputs_[next_input_ - 1].file);
+  std::int64_t before = 0;  // lines before the range
+  std::vector<char> text(piece_bytes);
+  for (std::int64_t at = 0; at < first_line_;) {
+    const auto wanted = std::min(static_cast<std::int64_t>(text.size()), first_line_ - at);
+    const std::size_t got = file.read_at(text.data(), static_cast<std::size_t>(wanted), at);
+    if (got == 0) break;
+    before += std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(got), '\n');
+    at += static_cast<std::int64_t>(got);
+  }
+  return fmt::format("{}:{}", file.path().string(), before + line_);
 }
 
 DocumentStream::Piece DocumentStream::from_file() {
@@ -122,14 +186,14 @@ bool DocumentStream::from_json(Piece& piece) {
 bool DocumentStream::read_json_line() {
   json_line_.clear();
   bool any = false;
-  while (refill()) {
+  while (refill(any)) {
     if (!any) ++line_;
     any = true;
     const std::size_t newline = unread_.find('\n');
     json_line_ += unread_.substr(0, newline);
     if (json_line_.size() > most_json_bytes) {
-      throw Error("{}:{}: the line is longer than {} MiB; split it into several documents",
-                  inputs_[next_input_ - 1].string(), line_, most_json_bytes >> 20);
+      throw Error("{}: the line is longer than {} MiB; split it into several documents", where(),
+                  most_json_bytes >> 20);
     }
     if (newline != std::string_view::npos) {
       unread_.remove_prefix(newline + 1);
@@ -141,23 +205,21 @@ bool DocumentStream::read_json_line() {
 }
 
 std::string& DocumentStream::field_of(nlohmann::json& object, const std::string& name) const {
-  const std::string where = fmt::format("{}:{}", inputs_[next_input_ - 1].string(), line_);
   const auto found = object.find(name);
   if (found == object.end()) {
-    throw Error("{}: has no field \"{}\"; correct the line or name another field", where, name);
+    throw Error("{}: has no field \"{}\"; correct the line or name another field", where(), name);
   }
   if (!found->is_string()) {
-    throw Error("{}: field \"{}\" is not text; correct the line or name another field", where,
+    throw Error("{}: field \"{}\" is not text; correct the line or name another field", where(),
                 name);
   }
   return found->get_ref<std::string&>();
 }
 
 void DocumentStream::parse_json_line() {
-  const std::string where = fmt::format("{}:{}", inputs_[next_input_ - 1].string(), line_);
   nlohmann::json object = nlohmann::json::parse(json_line_, nullptr, false);
-  if (object.is_discarded()) throw Error("{}: is not valid JSON; correct the line", where);
-  if (!object.is_object()) throw Error("{}: is not a JSON object; correct the line", where);
+  if (object.is_discarded()) throw Error("{}: is not valid JSON; correct the line", where());
+  if (!object.is_object()) throw Error("{}: is not a JSON object; correct the line", where());
   json_text_ = kind_.prompt.empty() ? "" : field_of(object, kind_.prompt);
   prompt_bytes_ = json_text_.size();
   json_text_ += field_of(object, kind_.field);

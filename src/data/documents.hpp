@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,11 +26,23 @@ struct DocumentKind {
   static DocumentKind parse(const std::string& text, const std::string& prompt);
 };
 
-/// Reads the inputs from first to last in pieces of at most 1 MiB. Memory is that of a few pieces,
+/// The documents of a file that begin at bytes `begin` to `end` − 1 of its text.
+struct TextRange {
+  std::filesystem::path file;
+  std::int64_t begin = 0, end = std::numeric_limits<std::int64_t>::max();
+};
+/// The inputs as ranges, in their order, in parts that are encoded one by one: each of about
+/// `bytes` of text, or of one range. What has lines is cut within files, but for compressed ones.
+std::vector<std::vector<TextRange>> parts_of(const std::vector<std::filesystem::path>& inputs,
+                                             DocumentKind::Unit unit, std::int64_t bytes);
+
+/// Reads ranges from first to last in pieces of at most 1 MiB. Memory is that of a few pieces,
 /// or of one line for JSON (at most 64 MiB).
 class DocumentStream {
  public:
-  DocumentStream(std::vector<std::filesystem::path> inputs, DocumentKind kind);
+  DocumentStream(std::vector<TextRange> inputs, DocumentKind kind);
+  /// Of whole files.
+  DocumentStream(const std::vector<std::filesystem::path>& inputs, DocumentKind kind);
   struct Piece {
     std::string_view text;       // until the next call
     bool ends_document = false;  // an empty document is an empty piece that ends
@@ -42,7 +55,14 @@ class DocumentStream {
   std::int64_t bytes_read() const { return bytes_before_ + (file_ ? file_->bytes_read() : 0); }
 
  private:
-  bool refill();
+  bool refill(bool inside);
+  void open_next();
+  /// The place of `unread_` in the text of the file.
+  std::int64_t position() const {
+    return begin_ + text_read_ - static_cast<std::int64_t>(unread_.size());
+  }
+  /// "FILE:LINE" of the line that was read last.
+  std::string where() const;
   Piece from_file();
   Piece from_line();
   bool from_json(Piece& piece);
@@ -51,15 +71,16 @@ class DocumentStream {
   void parse_json_line();
   std::string& field_of(nlohmann::json& object, const std::string& name) const;
 
-  std::vector<std::filesystem::path> inputs_;
+  std::vector<TextRange> inputs_;
   DocumentKind kind_;
   std::size_t next_input_ = 0;
   std::unique_ptr<TextFile> file_;
+  std::int64_t begin_ = 0, text_read_ = 0;  // where reading of the file began, and bytes since
   std::vector<char> buffer_;
   std::string_view unread_;  // in buffer_
   bool inside_ = false;      // a document has begun and not ended
   bool file_ended_ = true;
-  std::int64_t line_ = 0;
+  std::int64_t line_ = 0, first_line_ = 0;  // lines of the range, and where they begin
   std::string json_line_, json_text_;
   std::size_t json_done_ = 0, prompt_bytes_ = 0;  // at the front of json_text_
   bool json_ready_ = false;

@@ -1,187 +1,34 @@
 #include "trireme/data/prepare.hpp"
 
-#include <cerrno>
+#include <cstdio>
+#include <optional>
 #include <system_error>
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "trireme/comm/agree.hpp"
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
-#include "trireme/core/machine.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "dataset_files.hpp"
+#include "prepare_plan.hpp"
 #include "spool.hpp"
 #include "token_files.hpp"
 #include "tokenizers.hpp"
+#include "work_folder.hpp"
 
 namespace trireme::data {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 using Progress = std::function<void(std::int64_t, std::int64_t)>;
 
-void check(const PrepareOptions& options) {
-  const double fraction = options.valid_fraction;
-  if (!(fraction >= 0 && fraction <= 1)) {
-    throw Error("--valid-fraction {}: must be from 0 to 1; use 0.1", fraction);
-  }
-  if (options.shard_tokens < 1) {
-    throw Error("--shard-tokens {}: must be at least 1; use {}", options.shard_tokens,
-                PrepareOptions{}.shard_tokens);
-  }
-  if (options.sample_sentences < 1) {
-    throw Error("--sample-sentences {}: must be at least 1; use {}", options.sample_sentences,
-                PrepareOptions{}.sample_sentences);
-  }
-}
-
-/// The output folder without "." parts and a slash at the end, so that it has a name and a parent.
-fs::path plain_output(const PrepareOptions& options) {
-  fs::path output = options.output.lexically_normal();
-  if (!output.has_filename()) output = output.parent_path();
-  if (output.filename().empty() || output.filename() == "." || output.filename() == "..") {
-    throw Error("--output {}: names no new folder; name one, for example data/text",
-                options.output.string());
-  }
-  return output;
-}
-
-constexpr const char* work_suffix = ".tmp-";
-constexpr const char* owner_file = ".trireme-prepare";  // in a work folder, from its lock on
-
-bool is_there(const fs::path& path) {
-  std::error_code code;
-  return fs::exists(fs::symlink_status(path, code));
-}
-
-/// What the owner file holds: this host since its last boot. Other hosts may not see our locks.
-std::string owner_text() { return fmt::format("{} {}\n", host_name(), boot_id()); }
-
-/// The folder at `path`, open and locked until it is closed. No descriptor where another process
-/// has the lock, the file system has no locks, or the path was removed meanwhile.
-Descriptor lock_folder(const fs::path& path) {
-  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (folder.get() < 0 || ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) return Descriptor();
-  struct stat locked = {}, now = {};
-  const bool same = ::fstat(folder.get(), &locked) == 0 && ::lstat(path.c_str(), &now) == 0 &&
-                    locked.st_dev == now.st_dev && locked.st_ino == now.st_ino;
-  return same ? std::move(folder) : Descriptor();
-}
-
-/// Whether a `prepare` of this user on this host made the folder, which is open as `folder`.
-bool is_ours(const Descriptor& folder, const fs::path& path) {
-  struct stat status = {};
-  if (::fstat(folder.get(), &status) != 0 || status.st_uid != ::geteuid()) return false;
-  try {
-    return read_small_file(path / owner_file, 4096) == owner_text();
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-/// Removes work folders of `output` that no process has locked: their `prepare` was killed.
-void remove_abandoned(const fs::path& output) {
-  const std::string prefix = output.filename().string() + work_suffix;
-  constexpr std::size_t most_digits = 7;
-  std::error_code code;
-  std::vector<fs::path> found;
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent_of(output), code)) {
-    const std::string name = entry.path().filename().string();
-    const bool numbered = name.starts_with(prefix) && name.size() > prefix.size() &&
-                          name.size() <= prefix.size() + most_digits &&
-                          name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
-    if (numbered) found.push_back(entry.path());
-  }
-  for (const fs::path& path : found) {
-    const Descriptor lock = lock_folder(path);
-    if (lock.get() >= 0 && is_ours(lock, path)) fs::remove_all(path, code);
-  }
-}
-
-/// `output`.tmp-<pid>, or the next number that is free, locked: removed with all that it holds, and
-/// with the parents that were made for it, unless committed.
-class WorkFolder {
- public:
-  /// Throws Error when `output` exists and is not an empty folder, or when nothing can be made
-  /// there.
-  explicit WorkFolder(const fs::path& output) : output_(output) {
-    std::error_code code;
-    const bool usable = fs::is_directory(output, code) && fs::is_empty(output, code);
-    if (is_there(output) && !usable) {
-      throw Error("--output {}: exists and is not an empty folder; remove it or choose another",
-                  output.string());
-    }
-    for (fs::path at = parent_of(output); !is_there(at); at = parent_of(at)) {
-      made_parents_.push_back(at);
-    }
-    remove_abandoned(output);
-    fs::create_directories(parent_of(output), code);
-    if (code) fail(parent_of(output), code.value());
-    for (int number = ::getpid(); path_.empty(); ++number) make(number);
-  }
-  WorkFolder(const WorkFolder&) = delete;
-  WorkFolder& operator=(const WorkFolder&) = delete;
-  ~WorkFolder() {
-    if (!committed_) discard();
-  }
-  const fs::path& path() const { return path_; }
-  /// Fsyncs the folder and renames it to `output`; its files were fsynced by those who wrote them.
-  void commit() {
-    std::error_code code;
-    fs::remove(path_ / owner_file, code);
-    if (code) throw_file_error(path_ / owner_file, "remove", code.value());
-    sync_path(path_);
-    for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
-    rename_for_good(path_, output_);
-    committed_ = true;
-  }
-
- private:
-  [[noreturn]] void fail(const fs::path& path, int error) {
-    discard();
-    throw_file_error(path, "create", error);
-  }
-  /// Makes and locks the folder of that number, unless it exists or another process interferes.
-  /// The owner file comes after the lock: others remove no folder without it.
-  void make(int number) {
-    fs::path path = output_;
-    path += work_suffix + std::to_string(number);
-    if (::mkdir(path.c_str(), 0777) != 0) {
-      if (errno == EEXIST && number < ::getpid() + most_tries) return;
-      fail(path, errno);
-    }
-    lock_ = lock_folder(path);
-    if (lock_.get() < 0 && number < ::getpid() + most_tries) {
-      ::rmdir(path.c_str());
-      return;
-    }
-    path_ = path;
-    if (lock_.get() < 0) return;  // a file system without locks
-    try {
-      write_file(path / owner_file, owner_text());
-    } catch (const Error&) {  // no room for it: what a killed process leaves then stays
-    }
-  }
-  void discard() {
-    std::error_code code;
-    if (!path_.empty()) fs::remove_all(path_, code);
-    for (const fs::path& parent : made_parents_) fs::remove(parent, code);  // only if empty
-  }
-
-  static constexpr int most_tries = 100;
-  fs::path output_, path_;
-  Descriptor lock_;
-  std::vector<fs::path> made_parents_;  // innermost first
-  bool committed_ = false;
-};
-
 /// Encodes every document into the spool. Pieces are cut where that does not change the tokens.
-void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
+void encode(DocumentStream& documents, const Tokenizer& tokenizer,
+            std::optional<std::int64_t> end_of_document, Spool& spool,
             const ProgressReport& progress) {
   std::string pending;
   std::vector<std::int32_t> ids;
@@ -190,15 +37,15 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
     pending += piece.text;
     ids.clear();
     if (piece.ends_document || piece.ends_prompt) {
-      ids = chosen.tokenizer->encode(pending);
+      ids = tokenizer.encode(pending);
       pending.clear();
     } else {
-      pending.erase(0, chosen.tokenizer->encode_stable(pending, ids));
+      pending.erase(0, tokenizer.encode_stable(pending, ids));
     }
     spool.append(ids, piece.is_prompt ? 0 : 1);
     if (piece.ends_document && spool.in_document()) {
-      if (chosen.end_of_document) {
-        const auto end = static_cast<std::int32_t>(*chosen.end_of_document);
+      if (end_of_document) {
+        const auto end = static_cast<std::int32_t>(*end_of_document);
         spool.append({&end, 1});
       }
       spool.end_document();
@@ -207,93 +54,295 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
   }
 }
 
-/// The dataset's own fields; the shards are added later.
-Manifest manifest_of(const PrepareOptions& options, const fs::path& output, const Chosen& chosen) {
-  Manifest manifest;
-  manifest.loss_weights = !options.prompt.empty();
-  manifest.name = options.name.empty() ? output.filename().string() : options.name;
-  manifest.tokenizer = chosen.tokenizer ? chosen.tokenizer->kind() : "none";
-  manifest.vocabulary = chosen.vocabulary;
-  manifest.element_bytes = manifest.vocabulary <= (std::int64_t{1} << 16) ? 2 : 4;
-  manifest.end_of_document = chosen.end_of_document;
-  manifest.tokenizer_details = chosen.details;
-  return manifest;
-}
-
 void write_manifest(const Manifest& manifest, const fs::path& folder) {
   const std::string text = to_text(manifest);
   parse_manifest(text, (folder / manifest_file).string());  // what is written can be read
   write_file(folder / manifest_file, text);
 }
 
-/// From the spool to a dataset.
-Manifest finish(const PrepareOptions& options, Manifest manifest, Spool& spool,
-                WorkFolder& folder) {
-  spool.finish();
-  const std::int64_t train = training_tokens(spool, options.valid_fraction);
-  if (train == 0 && (options.valid_fraction < 1 || spool.tokens() == 0)) {
-    throw Error("--input {}: {} documents of {} tokens in all; a dataset needs more text",
-                options.inputs.front().string(), spool.documents(), spool.tokens());
+/// The ranks that prepare, or this process alone.
+class Ranks {
+ public:
+  explicit Ranks(comm::Communicator* all) : all_(all) {}
+  std::size_t rank() const { return all_ == nullptr ? 0 : static_cast<std::size_t>(all_->rank()); }
+  std::size_t size() const { return all_ == nullptr ? 1 : static_cast<std::size_t>(all_->size()); }
+  template <class Work>
+  void agree(const Work& work) {
+    if (all_ == nullptr) return work();
+    comm::agree(*all_, work);
   }
-  Sharder sharder(spool, folder.path(), options.shard_tokens);
-  manifest.train = sharder.write(SplitName::train, train);
-  manifest.valid = sharder.write(SplitName::valid, spool.tokens() - train);
-  spool.remove();
-  write_manifest(manifest, folder.path());
-  folder.commit();
-  return manifest;
-}
+  /// What `work` returns on the first rank.
+  template <class Work>
+  std::string of_first(const Work& work) {
+    return all_ == nullptr ? work() : comm::of_rank_zero(*all_, work);
+  }
+  std::vector<std::string> of_all(const std::string& text) {
+    return all_ == nullptr ? std::vector{text} : all_->all_gather_texts(text);
+  }
 
-Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
-                      const Progress& progress) {
-  const DocumentKind kind = DocumentKind::parse(options.documents, options.prompt);
-  const std::int64_t bytes = total_bytes(options.inputs);
-  const bool ends = kind.unit != DocumentKind::Unit::file || options.inputs.size() > 1;
-  WorkFolder folder(output);
-  // Bytes of the passes before, and of all.
-  const std::int64_t before = needs_first_pass(options.tokenizer) ? bytes : 0, all = before + bytes;
-  const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind),
-                                         estimated_text_bytes(options.inputs), folder.path(),
-                                         [&](auto read) { progress(read, all); });
-  if (before > 0) progress(before, all);
-  Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), manifest.element_bytes, manifest.loss_weights);
-  DocumentStream documents(options.inputs, kind);
-  encode(documents, chosen, spool, [&](auto read) { progress(before + read, all); });
-  return finish(options, std::move(manifest), spool, folder);
-}
+ private:
+  comm::Communicator* all_;
+};
 
-Manifest prepare_tokens(const PrepareOptions& options, OpenTokens open, const fs::path& output,
-                        const Progress& progress) {
-  if (options.documents != PrepareOptions{}.documents) {
-    throw Error("--documents {}: is for text; token files mark their documents: leave it out",
-                options.documents);
+class Preparation {
+ public:
+  Preparation(const PrepareOptions& options, Progress progress, Ranks ranks)
+      : options_(options),
+        progress_(progress ? std::move(progress) : [](std::int64_t, std::int64_t) {}),
+        ranks_(ranks) {}
+
+  Prepared run() {
+    const SizeLimitGuard guard;
+    plan();
+    choose();
+    ranks_.agree([&] { encode_parts(); });
+    gather();
+    ranks_.agree([&] { write_shards(); });
+    finish();
+    return {std::move(manifest_), encoded_};
   }
-  if (!options.prompt.empty()) {
-    throw Error("--prompt {}: is for text; leave it out for token files", options.prompt);
+
+ private:
+  void plan() {
+    const std::string plan = ranks_.of_first([&] {
+      check_options(options_);
+      const fs::path output = plain_output(options_);
+      const json plan =
+          plan_of(options_, output, token_format(options_.input_format, options_.inputs));
+      folder_.emplace(output, plan.dump());
+      if (folder_->taken_over()) remove_unfinished();
+      return json{{"plan", plan}, {"folder", folder_->path().string()}}.dump();
+    });
+    const json agreed = json::parse(plan);
+    path_ = agreed.at("folder").get<std::string>();
+    name_ = agreed.at("plan").at("name");
+    parts_ = agreed.at("plan").at("parts");
+    ranks_.agree([&] {
+      open_ = token_format(options_.input_format, options_.inputs);
+      if (!fs::is_directory(path_)) {
+        throw Error("{}: is not seen by rank {}; use a file system that all nodes share",
+                    path_.string(), ranks_.rank());
+      }
+    });
   }
-  const std::vector<TokenInput> inputs = open_token_files(open, options.inputs);
-  std::int64_t bytes = 0;
-  for (const TokenInput& input : inputs) bytes += input.bytes();
-  WorkFolder folder(output);
-  const Chosen chosen = choose_for_tokens(options, folder.path());
-  Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), manifest.element_bytes);
-  copy_tokens(inputs, manifest.vocabulary, manifest.end_of_document, spool,
-              [&](auto done) { progress(done, bytes); });
-  return finish(options, std::move(manifest), spool, folder);
-}
+
+  /// What a process that was killed had begun to write.
+  void remove_unfinished() const {
+    std::vector<fs::path> left;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder_->path())) {
+      const std::string name = entry.path().filename().string();
+      if (name.find(unfinished) != std::string::npos || name.ends_with(".h5")) {
+        left.push_back(entry.path());
+      }
+    }
+    for (const fs::path& file : left) fs::remove(file);
+  }
+
+  /// The tokenizer, once: a restart finds it.
+  void choose() {
+    const std::string text = ranks_.of_first([&] {
+      const fs::path file = path_ / chosen_file;
+      if (folder_->taken_over() && fs::exists(file)) return read_small_file(file, 1 << 20);
+      const Chosen chosen =
+          open_ == nullptr ? choose_for_text() : choose_for_tokens(options_, path_);
+      const std::string kind = chosen.tokenizer ? chosen.tokenizer->kind() : "none";
+      json description{{"tokenizer", kind},
+                       {"tokenizer_details", chosen.details},
+                       {"vocabulary", chosen.vocabulary},
+                       {"end_of_document", nullptr}};
+      if (chosen.end_of_document) description["end_of_document"] = *chosen.end_of_document;
+      replace_file(file, description.dump());
+      return description.dump();
+    });
+    ranks_.agree([&] {
+      manifest_ = described_tokenizer(json::parse(text), path_.string());
+      if (open_ == nullptr) tokenizer_ = load_tokenizer(manifest_, path_);
+    });
+    manifest_.name = name_;
+    manifest_.loss_weights = !options_.prompt.empty();
+    manifest_.element_bytes = manifest_.vocabulary <= (std::int64_t{1} << 16) ? 2 : 4;
+  }
+
+  Chosen choose_for_text() {
+    const DocumentKind kind = DocumentKind::parse(options_.documents, options_.prompt);
+    const bool ends = kind.unit != DocumentKind::Unit::file || options_.inputs.size() > 1;
+    const std::int64_t bytes = total_bytes(options_.inputs);
+    if (needs_first_pass(options_.tokenizer)) before_ = bytes;
+    Chosen chosen = choose_tokenizer(options_, ends, DocumentStream(options_.inputs, kind),
+                                     estimated_text_bytes(options_.inputs), path_,
+                                     [&](auto read) { progress_(read, before_ + bytes); });
+    if (before_ > 0) progress_(before_, before_ + bytes);
+    return chosen;
+  }
+
+  fs::path prefix(std::size_t part) const { return path_ / fmt::format("part-{:06}", part); }
+
+  /// Tokens and documents of a part that is whole.
+  std::optional<json> done(std::size_t part) const {
+    fs::path file = prefix(part), tokens = file, ends = file;
+    file += ".json", tokens += ".tokens", ends += ".ends";
+    std::error_code code;
+    if (!fs::exists(file, code)) return std::nullopt;
+    const json counts = json::parse(read_small_file(file, 4096), nullptr, false);
+    const bool whole =
+        counts.is_array() && counts.size() == 2 && counts[0].is_number_unsigned() &&
+        counts[1].is_number_unsigned() &&
+        fs::file_size(tokens, code) == counts[0].get<std::uint64_t>() * manifest_.element_bytes &&
+        fs::file_size(ends, code) == counts[1].get<std::uint64_t>() * sizeof(std::int64_t);
+    return whole ? std::optional(counts) : std::nullopt;
+  }
+
+  void encode_parts() {
+    const std::int64_t all = open_ == nullptr ? total_bytes(options_.inputs) : 0;
+    if (folder_ && folder_->taken_over()) {
+      std::size_t whole = 0;
+      for (std::size_t part = 0; part < parts_.size(); ++part) whole += done(part) ? 1 : 0;
+      std::fputs(fmt::format("trireme: {}: continues what was begun, {} of {} parts are done\n",
+                             path_.string(), whole, parts_.size())
+                     .c_str(),
+                 stderr);
+    }
+    for (std::size_t part = ranks_.rank(); part < parts_.size(); part += ranks_.size()) {
+      const std::int64_t bytes = bytes_of(ranges(part));
+      read_ += bytes;
+      if (done(part)) continue;
+      fs::path writing = prefix(part);
+      writing += fmt::format("{}{}", unfinished, ::getpid());
+      Spool spool(writing, manifest_.element_bytes, manifest_.loss_weights);
+      if (open_ != nullptr) {
+        copy(spool);
+      } else {
+        DocumentStream documents(ranges(part),
+                                 DocumentKind::parse(options_.documents, options_.prompt));
+        // Parts are alike: what this rank has done tells of all.
+        const auto share = [&](std::int64_t read) {
+          const std::int64_t own = read_ - bytes + std::min(bytes, read);
+          const std::int64_t known = own * static_cast<std::int64_t>(ranks_.size());
+          progress_(before_ + std::min(all, known), before_ + all);
+        };
+        encode(documents, *tokenizer_, manifest_.end_of_document, spool, share);
+        encoded_ += bytes;
+      }
+      spool.finish(prefix(part));
+      fs::path counts = prefix(part);
+      replace_file(counts += ".json", json{spool.tokens(), spool.documents()}.dump());
+    }
+  }
+
+  std::vector<TextRange> ranges(std::size_t part) const {
+    std::vector<TextRange> found;
+    for (const json& range : parts_.at(part)) {
+      found.push_back({range.at(0).get<std::string>(), range.at(1).get<std::int64_t>(),
+                       range.at(2).get<std::int64_t>()});
+    }
+    return found;
+  }
+
+  static std::int64_t bytes_of(const std::vector<TextRange>& ranges) {
+    std::int64_t bytes = 0;
+    for (const TextRange& range : ranges) {
+      bytes += std::min(range.end, InputFile(range.file).size()) - range.begin;
+    }
+    return bytes;
+  }
+
+  void copy(Spool& spool) {
+    if (options_.documents != PrepareOptions{}.documents) {
+      throw Error("--documents {}: is for text; token files mark their documents: leave it out",
+                  options_.documents);
+    }
+    if (!options_.prompt.empty()) {
+      throw Error("--prompt {}: is for text; leave it out for token files", options_.prompt);
+    }
+    const std::vector<TokenInput> inputs = open_token_files(open_, options_.inputs);
+    std::int64_t bytes = 0;
+    for (const TokenInput& input : inputs) bytes += input.bytes();
+    copy_tokens(inputs, manifest_.vocabulary, manifest_.end_of_document, spool,
+                [&](auto copied) { progress_(copied, bytes); });
+    encoded_ = bytes;
+  }
+
+  /// The counts of all parts, and where the splits part.
+  void gather() {
+    const json counts = json::parse(ranks_.of_first([&] {
+      json found = json::array();
+      for (std::size_t part = 0; part < parts_.size(); ++part) {
+        const std::optional<json> one = done(part);
+        if (!one) throw Error("{}.json: is gone; leave the folder alone", prefix(part).string());
+        found.push_back(*one);
+      }
+      return found.dump();
+    }));
+    std::vector<Spools::Part> parts;
+    for (std::size_t part = 0; part < parts_.size(); ++part) {
+      parts.push_back({prefix(part), counts[part][0], counts[part][1]});
+    }
+    spools_.emplace(std::move(parts), manifest_.element_bytes, manifest_.loss_weights);
+    ranks_.agree([&] {
+      train_ = training_tokens(*spools_, options_.valid_fraction);
+      if (train_ == 0 && (options_.valid_fraction < 1 || spools_->tokens() == 0)) {
+        throw Error("--input {}: {} documents of {} tokens in all; a dataset needs more text",
+                    options_.inputs.front().string(), spools_->documents(), spools_->tokens());
+      }
+    });
+  }
+
+  void write_shards() {
+    shards_ = plan_shards(SplitName::train, 0, train_, options_.shard_tokens);
+    train_shards_ = shards_.size();
+    const auto valid =
+        plan_shards(SplitName::valid, train_, spools_->tokens() - train_, options_.shard_tokens);
+    shards_.insert(shards_.end(), valid.begin(), valid.end());
+    for (std::size_t i = ranks_.rank(); i < shards_.size(); i += ranks_.size()) {
+      const ShardInfo shard = write_shard(*spools_, shards_[i], path_);
+      written_[std::to_string(i)] = {shard.documents, shard.xxh3};
+    }
+  }
+
+  void finish() {
+    for (const std::string& text : ranks_.of_all(written_.dump()))
+      written_.update(json::parse(text));
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      const json& written = written_.at(std::to_string(i));
+      (i < train_shards_ ? manifest_.train : manifest_.valid)
+          .push_back({shards_[i].file, shards_[i].tokens, written[0], written[1]});
+    }
+    ranks_.agree([&] {
+      if (ranks_.rank() > 0) return;
+      spools_->remove();
+      fs::remove(path_ / chosen_file);
+      write_manifest(manifest_, path_);
+      folder_->commit();
+    });
+  }
+
+  static constexpr const char* chosen_file = "tokenizer.chosen";
+  static constexpr const char* unfinished = ".unfinished-";
+
+  const PrepareOptions& options_;
+  Progress progress_;
+  Ranks ranks_;
+  OpenTokens open_ = nullptr;         // null: text
+  std::optional<WorkFolder> folder_;  // the first rank's
+  fs::path path_;                     // of it
+  std::string name_;
+  json parts_;  // [[file, begin, end], …] of each
+  Manifest manifest_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::int64_t before_ = 0, read_ = 0;  // bytes of a first pass, and of this rank's parts so far
+  std::int64_t encoded_ = 0;            // bytes, by this rank
+  std::optional<Spools> spools_;
+  std::int64_t train_ = 0;
+  std::vector<ShardPlan> shards_;
+  std::size_t train_shards_ = 0;
+  json written_ = json::object();  // documents and hash by number of the shard
+};
 
 }  // namespace
 
-Manifest prepare(const PrepareOptions& options, const Progress& progress) {
-  check(options);
-  const fs::path output = plain_output(options);
-  const SizeLimitGuard guard;
-  const OpenTokens open = token_format(options.input_format, options.inputs);
-  const Progress report = progress ? progress : [](std::int64_t, std::int64_t) {};
-  return open != nullptr ? prepare_tokens(options, open, output, report)
-                         : prepare_text(options, output, report);
+Prepared prepare(const PrepareOptions& options, const Progress& progress,
+                 comm::Communicator* everyone) {
+  return Preparation(options, progress, Ranks(everyone)).run();
 }
 
 }  // namespace trireme::data

@@ -1,5 +1,7 @@
 // Where prepare keeps tokens, document ends and loss weights until their numbers, and so the split,
-// are known: plain files; and from there to shards. Memory does not grow with the text.
+// are known: plain files; and from there to shards. Memory does not grow with the text. A part of
+// the inputs has a spool of its own, so that several ranks encode, and a restart keeps what is
+// done.
 #pragma once
 
 #include <algorithm>
@@ -16,28 +18,24 @@
 
 namespace trireme::data {
 
+/// The tokens of one part of the inputs: the files PREFIX.tokens, PREFIX.ends and, with weights,
+/// PREFIX.weights.
 class Spool {
  public:
-  Spool(const std::filesystem::path& folder, std::size_t element_bytes, bool has_weights = false);
+  Spool(const std::filesystem::path& prefix, std::size_t element_bytes, bool has_weights = false);
   /// `weight`: of these tokens as targets, 0 or 1; 1 without weights.
   void append(std::span<const std::int32_t> tokens, std::uint8_t weight = 1);
   /// Whether it has tokens behind the last document.
   bool in_document() const { return tokens_ > document_begin_; }
   void end_document();  // at the present number of tokens, if it has any
-  void finish();
-  void remove();
+  /// Closes the files, and renames them to those of `prefix`.
+  void finish(const std::filesystem::path& prefix);
   std::int64_t tokens() const { return tokens_; }
   std::int64_t documents() const { return documents_; }
-  std::size_t element_bytes() const { return element_bytes_; }
-  const std::filesystem::path& tokens_file() const { return tokens_file_; }
-  const std::filesystem::path& ends_file() const { return ends_file_; }
-  /// Absent: none.
-  const std::optional<std::filesystem::path>& weights_file() const { return weights_file_; }
 
  private:
+  std::filesystem::path prefix_;
   std::size_t element_bytes_;
-  std::filesystem::path tokens_file_, ends_file_;
-  std::optional<std::filesystem::path> weights_file_;
   OutputFile tokens_out_, ends_out_;
   std::optional<OutputFile> weights_out_;
   std::int64_t tokens_ = 0, documents_ = 0, document_begin_ = 0;
@@ -77,28 +75,57 @@ class RangeReader {
   std::size_t taken_ = 0;
 };
 
-/// The number of tokens of the training split. One document is cut at ⌊(1 − fraction)·tokens⌋; of
-/// several, the boundary nearest to that is taken which leaves a document on both sides.
-std::int64_t training_tokens(const Spool& spool, double valid_fraction);
-
-/// Reads the spool once, from front to end, and writes it as shards of at most `shard_tokens`.
-class Sharder {
+/// The finished spools of all parts, one behind the other.
+class Spools {
  public:
-  Sharder(const Spool& spool, const std::filesystem::path& folder, std::int64_t shard_tokens);
-  /// The next `tokens` tokens of the spool, as the shards of `split`.
-  std::vector<ShardInfo> write(SplitName split, std::int64_t tokens);
+  struct Part {
+    std::filesystem::path prefix;
+    std::int64_t tokens = 0, documents = 0;
+  };
+  Spools(std::vector<Part> parts, std::size_t element_bytes, bool has_weights);
+  std::int64_t tokens() const { return begins_.back(); }
+  std::int64_t documents() const { return documents_; }
+  std::size_t element_bytes() const { return element_bytes_; }
+  bool has_weights() const { return has_weights_; }
+  const std::vector<Part>& parts() const { return parts_; }
+
+  /// The elements, or weights, of tokens [begin, begin + count).
+  void read_tokens(std::int64_t begin, std::int64_t count, std::vector<std::byte>& elements) const;
+  void read_weights(std::int64_t begin, std::int64_t count, std::vector<std::byte>& weights) const;
+  /// How many documents end in the first `token` tokens: numbers of documents are in the order of
+  /// their ends.
+  std::int64_t documents_until(std::int64_t token) const;
+  /// Ends of documents [first, first + count).
+  std::vector<std::int64_t> ends(std::int64_t first, std::int64_t count) const;
+  /// Removes their files.
+  void remove() const;
 
  private:
-  ShardInfo write_shard(const std::string& file, std::int64_t tokens);
+  /// Reads `element_bytes` for each token of a column of files into `out`.
+  void read(const char* column, std::size_t element_bytes, std::int64_t begin, std::int64_t count,
+            std::vector<std::byte>& out) const;
 
+  std::vector<Part> parts_;
+  std::vector<std::int64_t> begins_ = {0};           // first token of each part, and the end
+  std::vector<std::int64_t> document_begins_ = {0};  // likewise of documents
   std::size_t element_bytes_;
-  std::filesystem::path folder_;
-  std::int64_t shard_tokens_;
-  InputFile tokens_;
-  std::optional<InputFile> weights_;
-  RangeReader counter_, ends_;      // the first runs ahead by a shard, to count
-  std::int64_t begin_ = 0;          // of the next shard, in tokens of the spool
-  std::int64_t counted_end_, end_;  // the next document end of each
+  bool has_weights_;
+  std::int64_t documents_ = 0;
 };
+
+/// The number of tokens of the training split. One document is cut at ⌊(1 − fraction)·tokens⌋; of
+/// several, the boundary nearest to that is taken which leaves a document on both sides.
+std::int64_t training_tokens(const Spools& spools, double valid_fraction);
+
+/// A shard that is to be written.
+struct ShardPlan {
+  std::string file;
+  std::int64_t begin = 0, tokens = 0;
+};
+/// Those of a split of the tokens [begin, begin + tokens).
+std::vector<ShardPlan> plan_shards(SplitName split, std::int64_t begin, std::int64_t tokens,
+                                   std::int64_t shard_tokens);
+ShardInfo write_shard(const Spools& spools, const ShardPlan& plan,
+                      const std::filesystem::path& folder);
 
 }  // namespace trireme::data

@@ -13,9 +13,9 @@ namespace {
 
 class Plain final : public TextFile {
  public:
-  explicit Plain(const std::filesystem::path& path) : file_(path) {}
+  Plain(const std::filesystem::path& path, std::int64_t begin) : file_(path), begin_(begin) {}
   std::size_t read(char* text, std::size_t bytes) override {
-    const std::size_t got = file_.read(text, bytes);
+    const std::size_t got = file_.read_at(text, bytes, begin_ + read_);
     read_ += static_cast<std::int64_t>(got);
     return got;
   }
@@ -23,7 +23,7 @@ class Plain final : public TextFile {
 
  private:
   InputFile file_;
-  std::int64_t read_ = 0;
+  std::int64_t begin_, read_ = 0;
 };
 
 /// Fills whole reads from a decoder of streams: several members or frames follow each other.
@@ -137,10 +137,11 @@ bool is_compressed(const std::filesystem::path& path) {
   return path.extension() == ".gz" || path.extension() == ".zst";
 }
 
-std::unique_ptr<TextFile> open_text(const std::filesystem::path& path) {
+std::unique_ptr<TextFile> open_text(const std::filesystem::path& path, std::int64_t begin) {
+  TRIREME_ASSERT(begin == 0 || !is_compressed(path), "byte {} of compressed text", begin);
   if (path.extension() == ".gz") return std::make_unique<Gzip>(path);
   if (path.extension() == ".zst") return std::make_unique<Zstandard>(path);
-  return std::make_unique<Plain>(path);
+  return std::make_unique<Plain>(path, begin);
 }
 
 }  // namespace trireme::data

@@ -19,6 +19,7 @@ class TextFile {
 };
 
 bool is_compressed(const std::filesystem::path& path);
-std::unique_ptr<TextFile> open_text(const std::filesystem::path& path);
+/// From byte `begin` on, which is 0 for compressed files.
+std::unique_ptr<TextFile> open_text(const std::filesystem::path& path, std::int64_t begin = 0);
 
 }  // namespace trireme::data

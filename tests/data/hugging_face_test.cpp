@@ -407,7 +407,7 @@ TEST(HuggingFace, TextBecomesADataset) {
   const auto end = [&](const std::string& wanted) {
     options.end_of_document = wanted;
     options.output = scratch / ("set-" + wanted);
-    return prepare(options, {}).end_of_document;
+    return prepare(options, {}).manifest.end_of_document;
   };
   EXPECT_EQ(end("<|eot_id|>"), 1508);
   EXPECT_EQ(end("7"), 7);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <thread>
 
 #include <fcntl.h>
@@ -255,7 +256,10 @@ TEST(Prepare, FailedWritesLeaveNothing) {
       message = error_of([&] { prepare(options, {}); });
     }
     EXPECT_THAT(message, HasSubstr("cannot write: File too large; raise the limit")) << limit;
-    EXPECT_THAT(message, HasSubstr(limit < 400'000 ? "tokens.spool" : "train-00000.h5")) << limit;
+    EXPECT_THAT(message, HasSubstr(limit == 0        ? "tokenizer.chosen"
+                                   : limit < 400'000 ? ".tokens: "
+                                                     : "train-00000.h5"))
+        << limit;
     expect_only(scratch.path(), {"in"});
   }
   prepare(options, {});
@@ -298,6 +302,120 @@ TEST(Prepare, RemovesWhatKilledOnesLeft) {
   expect_only(scratch.path(), {"in", "out", "out.tmp-8", "out.tmp-9", "out.tmp-x",
                                "out.tmp-12345678", "other.tmp-7", own});
   expect_only(scratch / "out", {"dataset.json", "train-00000.h5", "valid-00000.h5"});
+}
+
+/// The files of a dataset, by name.
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    files[entry.path().filename().string()] = read_text(entry.path());
+  }
+  return files;
+}
+
+TEST(Prepare, TheFilesAreTheSameInAnyParts) {
+  std::mt19937 random(23);
+  for (int trial = 0; trial < 20; ++trial) {
+    const Scratch scratch;
+    PrepareOptions options;
+    const bool json = trial % 4 == 1, whole = trial % 4 == 2;
+    options.documents = json ? "jsonl:b" : whole ? "file" : "line";
+    if (json && trial % 8 == 1) options.prompt = "a";
+    options.tokenizer = trial % 3 == 0   ? "characters"
+                        : trial % 3 == 1 ? "bytes"
+                                         : "sentencepiece:300";
+    options.valid_fraction = static_cast<double>(random() % 5) / 4;
+    options.shard_tokens = 1 + random() % 3000;
+    options.name = "same";
+    for (int file = 0; file < 3; ++file) {
+      std::string text;
+      for (std::size_t lines = 20 + random() % 200; lines > 0; --lines) {
+        const std::string words = prose(random() % 10 == 0 ? 0 : random() % 60, random());
+        std::string line;
+        for (const char c : words) line += c < ' ' || c > '~' ? ' ' : c;
+        text +=
+            json ? nlohmann::json{{"a", "q" + std::to_string(lines)}, {"b", line}}.dump() : line;
+        if (lines > 1 || random() % 2 == 0) text += '\n';
+      }
+      options.inputs.push_back(scratch / ("in" + std::to_string(file)));
+      write_text(options.inputs.back(), text + "x\"");
+      if (json) write_text(options.inputs.back(), text);
+    }
+    options.output = scratch / "one";
+    prepare(options, {});
+    options.output = scratch / "parts";
+    options.part_bytes = static_cast<std::int64_t>(50 + random() % 800);
+    prepare(options, {});
+    ASSERT_EQ(files_of(scratch / "one"), files_of(scratch / "parts")) << "trial " << trial;
+  }
+}
+
+TEST(Prepare, ALineInAnyPartIsNamedByItsNumber) {
+  const Scratch scratch;
+  std::string text;
+  for (int line = 1; line < 500; ++line)
+    text += R"({"text": "some words"})"
+            "\n";
+  write_text(scratch / "in", text + "{\"txt\": 1}\n" + text);
+  PrepareOptions options;
+  options.inputs = {scratch / "in"};
+  options.output = scratch / "out";
+  options.documents = "jsonl:text";
+  for (const std::int64_t bytes : {60, 1000, 11'000, 1 << 20}) {
+    options.part_bytes = bytes;
+    EXPECT_THAT(error_of([&] { prepare(options, {}); }), HasSubstr("in:500: has no field"))
+        << bytes;
+    expect_only(scratch.path(), {"in"});
+  }
+}
+
+// A process that was killed leaves whole parts, one that it was writing, and shards.
+TEST(Prepare, ARestartKeepsWholeParts) {
+  const Scratch scratch;
+  write_text(scratch / "in", prose(20'000, 7));
+  PrepareOptions options;
+  options.inputs = {scratch / "in"};
+  options.output = scratch / "out";
+  options.documents = "line";
+  options.tokenizer = "sentencepiece:300";
+  options.part_bytes = 5000;
+  fs::path left;
+  const auto leave = [&](std::int64_t done, std::int64_t all) {  // when three parts are done
+    if (done < 9 * all / 10 || !left.empty()) return;
+    for (const auto& entry : fs::directory_iterator(scratch.path())) {
+      if (entry.path().filename().string().starts_with("out.tmp-")) left = entry.path();
+    }
+    fs::copy(left, scratch / "kept", fs::copy_options::recursive);
+  };
+  prepare(options, leave);
+  ASSERT_FALSE(left.empty());
+  const auto expected = files_of(scratch / "out");
+  const auto restart = [&](const auto& change) {
+    fs::remove_all(scratch / "out");
+    fs::copy(scratch / "kept", scratch / "out.tmp-7", fs::copy_options::recursive);
+    change(scratch / "out.tmp-7");
+    double first = -1;  // share that is done when the first text has been read
+    prepare(options, [&](std::int64_t done, std::int64_t all) {
+      if (first < 0) first = static_cast<double>(done) / static_cast<double>(all);
+    });
+    EXPECT_EQ(files_of(scratch / "out"), expected);
+    expect_only(scratch.path(), {"in", "kept", "out"});
+    return first;
+  };
+  EXPECT_GT(restart([](const fs::path&) {}), 0.7) << "neither trained nor encoded again";
+  EXPECT_GT(restart([](const fs::path& folder) {
+              write_text(folder / "part-000003.unfinished-99.tokens", "half");
+              write_text(folder / "train-00000.h5", "half");
+            }),
+            0.7);
+  // What is cut short, or of other options, is made again.
+  EXPECT_LT(restart([](const fs::path& folder) {
+              for (const char* part : {"part-000000", "part-000001", "part-000002"}) {
+                fs::resize_file(folder / (std::string(part) + ".tokens"), 8);
+              }
+            }),
+            0.7);
+  EXPECT_LT(restart([](const fs::path& folder) { write_text(folder / "plan.json", "{}"); }), 0.7);
 }
 
 TEST(Prepare, FullDiskLeavesNothing) {

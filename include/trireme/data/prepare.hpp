@@ -9,6 +9,10 @@
 
 #include "trireme/data/dataset.hpp"
 
+namespace trireme::comm {
+class Communicator;
+}
+
 namespace trireme::data {
 
 struct PrepareOptions {
@@ -28,12 +32,22 @@ struct PrepareOptions {
   double valid_fraction = 0.1;            // the last documents; a single document is cut at a token
   std::int64_t shard_tokens = 1LL << 27;  // tokens in one shard
   std::int64_t sample_sentences = 1'000'000;  // for training SentencePiece
+  std::int64_t part_bytes = 1LL << 24;        // of text that is encoded at once, about
 };
 
+/// What prepare() made.
+struct Prepared {
+  Manifest manifest;       // on every rank
+  std::int64_t bytes = 0;  // of the inputs that this rank has encoded
+};
 /// Streams the inputs (memory does not grow with them), writes `output.tmp-PID`, then renames it.
-/// `progress` receives (bytes done, bytes in all). On any failure nothing is left behind. Throws
+/// On any failure nothing is left behind; what a killed process leaves, the next one with the same
+/// inputs and options takes over. All ranks of `everyone`, or this process alone where it is null,
+/// encode parts of the inputs and write shards; the files are the same for any number. Collective;
+/// needs a file system that all ranks see. `progress` receives (bytes done, bytes in all). Throws
 /// Error.
-Manifest prepare(const PrepareOptions& options,
-                 const std::function<void(std::int64_t, std::int64_t)>& progress);
+Prepared prepare(const PrepareOptions& options,
+                 const std::function<void(std::int64_t, std::int64_t)>& progress,
+                 comm::Communicator* everyone = nullptr);
 
 }  // namespace trireme::data

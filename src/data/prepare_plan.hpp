@@ -1,0 +1,26 @@
+// What a prepare is about to do, before it writes anything.
+#pragma once
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/data/prepare.hpp"
+
+#include "token_files.hpp"
+
+namespace trireme::data {
+
+/// Throws Error for a number out of its range.
+void check_options(const PrepareOptions& options);
+
+/// The output folder without "." parts and a slash at the end, so that it has a name and a parent.
+std::filesystem::path plain_output(const PrepareOptions& options);
+
+/// All that what is encoded depends on, for a folder to be taken over: options, inputs with size
+/// and time, and "parts": [[file, begin, end], …] of each (TextRange); one part for token files,
+/// which `open` opens. Throws Error for inputs that are not there.
+nlohmann::json plan_of(const PrepareOptions& options, const std::filesystem::path& output,
+                       OpenTokens open);
+
+}  // namespace trireme::data
