@@ -1,6 +1,7 @@
 #include "trireme/data/corpus.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -177,10 +178,14 @@ std::string Corpus::go_on(std::int64_t samples, const json& kept, const std::str
   std::vector<std::int64_t> given(sources_.size());
   order_ = Blend(phases_, given);
   left_ = json::object();
+  std::string changes;
+  const auto note = [&](const std::string& what) { changes += "; " + what; };
+  std::vector<bool> known(sources_.size());
   if (kept.is_null()) {
     if (!is_blend() || samples == 0) return "";
     for (std::size_t i = 0; i < sources_.size(); ++i) {
-      if (same_place(sources_[i].dataset.folder(), before)) given[i] = samples;
+      known[i] = same_place(sources_[i].dataset.folder(), before);
+      if (known[i]) given[i] = samples;
     }
   } else {
     if (!kept.is_object()) refuse_kept();
@@ -190,7 +195,7 @@ std::string Corpus::go_on(std::int64_t samples, const json& kept, const std::str
     };
     given = counts_of(part("given"), sources_, samples, given);
     left_ = part("given");
-    for (const Source& source : sources_) left_.erase(source.name);
+    for (std::size_t i = 0; i < sources_.size(); ++i) known[i] = left_.erase(sources_[i].name) > 0;
     const json first = part("phase_first"), parts = part("phase_parts");
     check_counts(parts, most_parts);
     if (!first.is_number_integer() || first.get<std::int64_t>() < 0 ||
@@ -206,11 +211,37 @@ std::string Corpus::go_on(std::int64_t samples, const json& kept, const std::str
       // A source that was not there then gives nothing in this phase.
       order_ = Blend(phases, counts_of(part("phase_given"), sources_, samples, given));
       if (order_.given(samples) != given) refuse_kept();
-      return "";
+      return other_data(kept);
+    }
+    for (const auto& [name, count] : left_.items()) {
+      if (parts.contains(name)) note(config::one_line(name) + " is left out");
     }
   }
   order_ = Blend(phases_from(phases_, samples), given);
-  return fmt::format("from sample {} on the blend is {}", samples, describe(samples));
+  const std::vector<std::int64_t>& shares = order_.begun(samples).phase.shares.parts;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (!known[i] && shares[i] > 0) {
+      note(config::one_line(sources_[i].name) + " is new and begins at its first sample");
+    }
+  }
+  if (const std::string other = other_data(kept); !other.empty()) note(other);
+  return fmt::format("from sample {} on the blend is {}{}", samples, describe(samples), changes);
+}
+
+std::string Corpus::other_data(const json& kept) const {
+  const auto found = kept.find("tokens");
+  if (found == kept.end()) return "";  // of an older version
+  check_counts(*found, std::numeric_limits<std::int64_t>::max());
+  std::string text;
+  for (const Source& source : sources_) {
+    const std::int64_t tokens = source.tokens(SplitName::train),
+                       then = found->value(source.name, tokens);
+    if (tokens == then) continue;
+    text +=
+        fmt::format("{}source {} has {} training tokens, and {} before: its samples are other ones",
+                    text.empty() ? "" : "; ", config::one_line(source.name), tokens, then);
+  }
+  return text;
 }
 
 json Corpus::kept(std::int64_t samples) const {
@@ -219,12 +250,14 @@ json Corpus::kept(std::int64_t samples) const {
   const bool alone = !is_blend() && left_.empty() && begun.phase.first == 0 &&
                      std::ranges::all_of(begun.given, is_zero);
   if (alone) return nullptr;
-  json given = left_, parts = json::object();
+  json given = left_, parts = json::object(), tokens = json::object();
   given.update(by_name(order_.given(samples)));
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     if (begun.phase.shares.parts[i] > 0) parts[sources_[i].name] = begun.phase.shares.parts[i];
+    tokens[sources_[i].name] = sources_[i].tokens(SplitName::train);
   }
-  return {{"given", std::move(given)},
+  return {{"tokens", std::move(tokens)},
+          {"given", std::move(given)},
           {"phase_first", begun.phase.first},
           {"phase_given", by_name(begun.given)},
           {"phase_parts", std::move(parts)}};

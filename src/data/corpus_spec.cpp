@@ -41,8 +41,9 @@ std::string folder_name(const std::filesystem::path& folder) {
 /// The values of a table of a blend's file, each asked for once.
 class Table {
  public:
-  Table(const json& values, std::string where) : values_(values), where_(std::move(where)) {
-    if (!values.is_object()) refuse(where_, "must be a table", "write [[source]] and its keys");
+  Table(const json& values, std::string where, const char* remedy = "write [[source]] and its keys")
+      : values_(values), where_(std::move(where)) {
+    if (!values.is_object()) refuse(where_, "must be a table", remedy);
   }
   /// After all keys were asked for: no other one may be there.
   void finish() const {
@@ -61,9 +62,13 @@ class Table {
   std::string text(const std::string& key, const std::string& absent) {
     const json* value = find(key);
     if (value == nullptr) return absent;
-    if (!value->is_string() || value->get<std::string>().empty()) {
+    if (!value->is_string()) {
       refuse(where_, fmt::format("{} = {}: must be a text", key, value->dump()),
              "write it in quotes");
+    }
+    if (value->get<std::string>().empty()) {
+      refuse(where_, key + " = \"\": must not be empty",
+             "write a " + key + ", or leave the key out");
     }
     return value->get<std::string>();
   }
@@ -71,8 +76,9 @@ class Table {
     const json* value = find(key);
     if (value == nullptr) return absent;
     if (!value->is_number() || value->get<double>() < 0) {
-      refuse(where_, fmt::format("{} = {}: must be a number, at least 0", key, value->dump()),
-             "use another value");
+      refuse(where_,
+             fmt::format("{} = {}: must be a finite number, at least 0", key, value->dump()),
+             "write a number such as 0.3");
     }
     return value->get<double>();
   }
@@ -110,7 +116,7 @@ std::vector<Table> tables_of(Table& file, const std::string& key) {
 std::vector<double> phase_weights(Table& table, const std::vector<CorpusSpec::Source>& sources) {
   const json* found = table.find("weights");
   if (found == nullptr) refuse(table.where(), "has no weights", "write weights = {NAME = 0.5, …}");
-  Table weights(*found, table.where() + ": weights");
+  Table weights(*found, table.where() + ": weights", "write weights = {NAME = 0.5, …}");
   std::vector<double> result;
   for (const CorpusSpec::Source& source : sources) result.push_back(weights.number(source.name, 0));
   weights.finish();

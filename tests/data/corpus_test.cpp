@@ -253,8 +253,10 @@ TEST_F(CorpusTest, ASourceThatComesBackWithoutWeightChangesNothing) {
 
 TEST_F(CorpusTest, ADatasetGrowsIntoABlendAndBack) {
   Corpus corpus = Corpus::open(list(), length);
-  EXPECT_EQ(corpus.resume(30, nullptr, path("b")),
-            "from sample 30 on the blend is a 50 %, b 30 %, c 20 %");
+  EXPECT_EQ(
+      corpus.resume(30, nullptr, path("b")),
+      "from sample 30 on the blend is a 50 %, b 30 %, c 20 %; a is new and begins at its first "
+      "sample; c is new and begins at its first sample");
   EXPECT_EQ(corpus.kept(40).at("given"), json::parse(R"({"a": 5, "b": 33, "c": 2})"));
   // A source that leaves is remembered, and comes back where it was.
   Corpus alone = Corpus::open(path("a"), length);
@@ -264,6 +266,26 @@ TEST_F(CorpusTest, ADatasetGrowsIntoABlendAndBack) {
   Corpus back = Corpus::open(list("0 1 1"), length);
   back.resume(60, alone.kept(60), "");
   EXPECT_EQ(back.kept(62).at("given"), json::parse(R"({"a": 25, "b": 34, "c": 3})"));
+}
+
+TEST_F(CorpusTest, ANameAndDataThatChangeAreSaid) {
+  const json kept = Corpus::open(list(), length).kept(20);
+  fs::rename(scratch_ / "b", scratch_ / "d");
+  Corpus renamed =
+      Corpus::open("0.5 " + path("a") + ", 0.3 " + path("d") + ", 0.2 " + path("c"), length);
+  EXPECT_EQ(renamed.resume(20, kept, ""),
+            "from sample 20 on the blend is a 50 %, c 20 %, d 30 %; b is left out; d is new and "
+            "begins at its first sample");
+  fs::rename(scratch_ / "c", scratch_ / "b");
+  fs::rename(scratch_ / "d", scratch_ / "c");
+  Corpus other = Corpus::open(list(), length);
+  EXPECT_EQ(
+      other.resume(20, kept, ""),
+      "source b has 400 training tokens, and 300 before: its samples are other ones; source c "
+      "has 300 training tokens, and 400 before: its samples are other ones");
+  json old = kept;  // of a version that did not keep them
+  old.erase("tokens");
+  EXPECT_EQ(other.resume(20, old, ""), "");
 }
 
 TEST_F(CorpusTest, ADamagedCursorIsRefused) {
@@ -291,12 +313,14 @@ TEST_F(CorpusTest, BadBlendsAreRefusedInOneLine) {
   const std::vector<std::pair<std::string, std::string>> files{
       {"", "has no source"},
       {"source = 3", "must be a list of tables"},
+      {a + "[[phase]]\nweights = 1", "phase 1: weights: must be a table; write weights = {NAME"},
+      {"[[source]]\npath = \"\"\nweight = 1", "path = \"\": must not be empty; write a path"},
       {"source = [3]", "must be a table"},
       {"[[source]]\nweight = 1", "source 1: has no path"},
       {a, "source a has no weight"},
-      {a + "weight = \"much\"", "weight = \"much\": must be a number"},
-      {a + "weight = -1", "weight = -1: must be a number, at least 0"},
-      {a + "weight = nan", "weight"},
+      {a + "weight = \"much\"", "weight = \"much\": must be a finite number"},
+      {a + "weight = -1", "weight = -1: must be a finite number, at least 0"},
+      {a + "weight = nan", "must be a finite number, at least 0; write a number such as 0.3"},
       {a + "weight = inf", "weight"},
       {a + "weight = 0", "all weights are 0"},
       {a + "weight = 1\nwieght = 2", "wieght: unknown key; did you mean weight?"},

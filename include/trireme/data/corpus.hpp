@@ -58,7 +58,8 @@ class Corpus {
   const Blend& order() const { return order_; }
   /// Goes on after `samples` of a run that kept `kept` (below; null where it had no blend, but the
   /// dataset `before`). Where the shares are the ones of then, so is the order; else a phase of the
-  /// new ones begins here. Returns a line for the user, or "". Throws Error that names
+  /// new ones begins here. Returns a line for the user, or "": new shares, sources that are new or
+  /// left out (as one with another name is both), and those of other data. Throws Error that names
   /// `checkpoint` where `kept` is damaged.
   std::string resume(std::int64_t samples, const nlohmann::json& kept, const std::string& before,
                      const std::string& checkpoint = "the checkpoint");
@@ -95,6 +96,8 @@ class Corpus {
   Corpus(std::string name, std::int64_t length, std::vector<Source> sources,
          std::vector<CorpusSpec::Phase> phases);
   std::string go_on(std::int64_t samples, const nlohmann::json& kept, const std::string& before);
+  /// What a source has other data for than the run that kept `kept`, or "".
+  std::string other_data(const nlohmann::json& kept) const;
   Sampler sampler(const Source& source, const DataConfig& config, std::uint64_t seed) const;
   Windows packed_windows(const DataConfig& config, std::uint64_t seed);
   nlohmann::json by_name(const std::vector<std::int64_t>& numbers) const;
