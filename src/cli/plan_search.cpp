@@ -115,7 +115,8 @@ static nlohmann::ordered_json chosen_layout(ResolvedConfig& resolved, train::Lay
   given["parallel"]["data"] = 0;  // the rest of the world
   for (const auto& [section, of_section] : given.items()) {
     for (const auto& [key, unused] : of_section.items()) {
-      const config::Field& field = resolved.fields.at(section + "." + key, "parallel.layout");
+      const config::Field& field =
+          resolved.fields.at(fmt::format("{}.{}", section, key), "parallel.layout");
       if (field.source == config::Source::built_in) continue;
       throw ConfigError(field.key, config::to_string(field.value()),
                         "is chosen where parallel.layout = auto", "leave one of the two out");

@@ -46,12 +46,12 @@ class StageChannel final : public BesideMpi {
                                device::Stream& stream) override {
     if (place_.empty()) return mpi_->exchange(std::move(messages), stream, kind);
     TRIREME_ASSERT(messages.size() == 1, "{} messages at once between stages", messages.size());
-    Message message = std::move(messages.front());
+    Message message = messages.front();
     const auto place = place_.find({message.peer, message.send});
     TRIREME_ASSERT(place != place_.end(), "no link between stages {} and {}", rank(), message.peer);
     Communicator& pair = *pairs_[place->second];
     message.peer = 1 - pair.rank();
-    return pair.exchange({std::move(message)}, stream, kind);
+    return pair.exchange({message}, stream, kind);
   }
   device::Event start_reduction(SliceReduction, device::Stream&) override { refuse(); }
   device::Event start_gather(const Tensor&, const Tensor&, const std::vector<std::int64_t>&,

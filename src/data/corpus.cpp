@@ -360,14 +360,22 @@ std::int64_t Corpus::most_tokens(SplitName split) const {
 }
 
 std::int64_t Corpus::samples_of_source(std::size_t source, const DataConfig& config) const {
-  if (config.packs()) return (sources_[source].tokens(SplitName::train) - 1) / length_ + 1;
+  const std::int64_t tokens = sources_[source].tokens(SplitName::train);
+  const std::int64_t least = config.packs() ? 1 : length_ + 1;
+  if (tokens < least) {
+    throw AgreedError(
+        "data.path = {}: source {} has {} training tokens, and a sample takes {}; leave it out, or "
+        "prepare it with more text for training",
+        config::one_line(name_), config::one_line(sources_[source].name), tokens, least);
+  }
+  if (config.packs()) return (tokens - 1) / length_ + 1;
   return sampler(sources_[source], config, 0).windows_per_epoch();
 }
 
 std::int64_t Corpus::epoch_samples(const DataConfig& config) const {
-  std::int64_t windows = 0;
-  for (std::size_t i = 0; i < sources_.size(); ++i) windows += samples_of_source(i, config);
-  return windows;
+  std::int64_t samples = 0;
+  for (std::size_t i = 0; i < sources_.size(); ++i) samples += samples_of_source(i, config);
+  return samples;
 }
 
 std::string Corpus::describe(std::int64_t samples) const {

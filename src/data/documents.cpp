@@ -54,7 +54,8 @@ std::vector<std::vector<TextRange>> parts_of(const std::vector<std::filesystem::
                                              DocumentKind::Unit unit, std::int64_t bytes) {
   std::vector<std::vector<TextRange>> parts;
   std::int64_t room = 0;  // of the last part
-  for (const std::filesystem::path& file : inputs) {
+  for (std::size_t input = 0; input < inputs.size(); ++input) {
+    const std::filesystem::path& file = inputs[input];
     const std::int64_t size = estimated_text_bytes({file});
     const bool whole = unit == DocumentKind::Unit::file || is_compressed(file);
     for (std::int64_t begin = 0; begin < size;) {
@@ -62,7 +63,7 @@ std::vector<std::vector<TextRange>> parts_of(const std::vector<std::filesystem::
         parts.emplace_back();
         room = bytes;
       }
-      TextRange range{file, begin};
+      TextRange range{.file = file, .begin = begin, .input = input};
       if (!whole && begin + room < size) range.end = begin + room;
       const std::int64_t end = std::min(range.end, size);
       room -= end - begin;
@@ -108,7 +109,7 @@ void DocumentStream::open_next() {
   file_ = open_text(range.file, begin_);
   file_ended_ = false;
   bool begun = range.begin == 0;
-  while (!begun && refill(true)) {
+  while (!begun && refill(false)) {  // not beyond the end of the range: none begins there
     const std::size_t newline = unread_.find('\n');
     begun = newline != std::string_view::npos;
     unread_.remove_prefix(begun ? newline + 1 : unread_.size());

@@ -30,6 +30,7 @@ struct DocumentKind {
 struct TextRange {
   std::filesystem::path file;
   std::int64_t begin = 0, end = std::numeric_limits<std::int64_t>::max();
+  std::size_t input = 0;  // number of the file among the inputs
 };
 /// The inputs as ranges, in their order, in parts that are encoded one by one: each of about
 /// `bytes` of text, or of one range. What has lines is cut within files, but for compressed ones.

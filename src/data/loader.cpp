@@ -17,8 +17,11 @@ class Row {
   void fill(const Window& window) {
     for (const Piece& piece : window.pieces) {
       take(*window.reader, piece);
-      if (options_.document_mask) mark_documents(*window.reader, piece);
-      if (window.packed) separate(*window.reader, piece);
+      if (window.packed) {
+        separate(*window.reader, piece);
+      } else if (options_.document_mask) {
+        mark_documents(*window.reader, piece);
+      }
       at_ += static_cast<std::size_t>(piece.end - piece.begin);
     }
     pad();
@@ -57,18 +60,18 @@ class Row {
     std::fill_n(part(batch_.documents) + begin, end - begin, document_++);
   }
 
-  /// The last token of a document has a target only in the next piece, without a mask.
+  /// A piece is of one document, whose last token has a target only in the next piece, without a
+  /// mask.
   void separate(TokenReader& reader, const Piece& piece) {
     if (at_ > 0 && !options_.document_mask) {
       batch_.targets[row_ + at_ - 1] = tokens_.front();
       batch_.weights[row_ + at_ - 1] = reader.has_weights() ? number_of(weights_.front()) : 1;
     }
-    if (piece.end < reader.tokens() && reader.document_ends(piece.end - 1, piece.end).empty()) {
-      return;  // the document goes on
-    }
-    const std::size_t last = row_ + at_ + static_cast<std::size_t>(piece.end - piece.begin) - 1;
-    batch_.targets[last] = 0;
-    batch_.weights[last] = 0;
+    const auto size = static_cast<std::size_t>(piece.end - piece.begin);
+    if (options_.document_mask) mark(0, size);
+    if (!piece.ends_document) return;
+    batch_.targets[row_ + at_ + size - 1] = 0;
+    batch_.weights[row_ + at_ + size - 1] = 0;
   }
 
   void pad() {

@@ -1,6 +1,7 @@
 #include "trireme/data/packing.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -26,10 +27,25 @@ std::int64_t document_begin(TokenReader& reader, std::int64_t token) {
   return 0;
 }
 
-/// Indices 0 … lengths.size() − 1 by descending length; equal ones in the order of `ties`.
-template <class Ties>
+/// 0 … size − 1, shuffled by the stream of `key` (Fisher and Yates; Durstenfeld, 1964).
+std::vector<std::uint32_t> shuffled(std::size_t size, const RandomKey& key) {
+  std::vector<std::uint32_t> order(size);
+  std::iota(order.begin(), order.end(), 0U);
+  std::array<std::uint32_t, 4> words{};
+  for (std::size_t i = size; i > 1; --i) {
+    const std::size_t draw = size - i;
+    if (draw % 4 == 0) words = random_block(key, draw / 4);
+    // Below i, uneven by less than i / 2^32.
+    const auto other = static_cast<std::size_t>(std::uint64_t{words[draw % 4]} * i >> 32);
+    std::swap(order[i - 1], order[other]);
+  }
+  return order;
+}
+
+/// Indices of `lengths` by descending length; equal ones in the order of `ties`.
 std::vector<std::uint32_t> longest_first(std::span<const std::uint32_t> lengths,
-                                         std::int64_t longest, const Ties& ties) {
+                                         std::int64_t longest,
+                                         std::span<const std::uint32_t> ties) {
   std::vector<std::size_t> begins(static_cast<std::size_t>(longest) + 2);
   const auto slot = [&](std::uint32_t length) {
     return static_cast<std::size_t>(longest) - length;
@@ -37,10 +53,7 @@ std::vector<std::uint32_t> longest_first(std::span<const std::uint32_t> lengths,
   for (const std::uint32_t length : lengths) ++begins[slot(length) + 1];
   std::partial_sum(begins.begin(), begins.end(), begins.begin());
   std::vector<std::uint32_t> order(lengths.size());
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    const auto index = static_cast<std::uint32_t>(ties(i));
-    order[begins[slot(lengths[index])]++] = index;
-  }
+  for (const std::uint32_t index : ties) order[begins[slot(lengths[index])]++] = index;
   return order;
 }
 
@@ -103,8 +116,9 @@ std::vector<Packer::Group::Part> Packer::parts_of(std::int64_t group) const {
   begin += (first - begin + length_ - 1) / length_ * length_;  // pieces before are another group's
   for (const std::int64_t document_end : ends) {
     for (; begin < std::min(document_end, end); begin += length_) {
+      const std::int64_t left = document_end - begin;
       parts.push_back({static_cast<std::uint32_t>(begin - first),
-                       static_cast<std::uint32_t>(std::min(length_, document_end - begin))});
+                       static_cast<std::uint32_t>(std::min(length_, left)), left <= length_});
     }
     begin = document_end;
     if (begin >= end) break;
@@ -119,12 +133,18 @@ const Packer::Group& Packer::packed(std::int64_t number, std::int64_t epoch) {
   TRIREME_ASSERT(parts.size() < std::numeric_limits<std::uint32_t>::max(), "{} pieces in a group",
                  parts.size());
   std::vector<std::uint32_t> lengths(parts.size());
-  std::ranges::transform(parts, lengths.begin(), &Group::Part::length);
+  std::ranges::transform(parts, lengths.begin(),
+                         [](const Group::Part& part) { return part.length; });
   const EpochSeeds seeds = epoch_seeds(seed_, static_cast<std::uint64_t>(epoch));
   const auto stream = static_cast<std::uint32_t>(number);
-  const std::vector<std::uint32_t> order = longest_first(lengths, length_, [&](std::size_t i) {
-    return shuffle_ ? permute({seeds.groups, Purpose::packing, stream + 1}, i, lengths.size()) : i;
-  });
+  const auto order_of = [&](std::size_t size, const RandomKey& key) {
+    if (shuffle_) return shuffled(size, key);
+    std::vector<std::uint32_t> order(size);
+    std::iota(order.begin(), order.end(), 0U);
+    return order;
+  };
+  const std::vector<std::uint32_t> order = longest_first(
+      lengths, length_, order_of(lengths.size(), {seeds.groups, Purpose::packing, stream + 1}));
   std::vector<std::uint32_t> sorted(lengths.size());
   std::ranges::transform(order, sorted.begin(), [&](std::uint32_t i) { return lengths[i]; });
   const std::vector<std::uint32_t> bins = best_fit(sorted, static_cast<std::uint32_t>(length_));
@@ -139,19 +159,15 @@ const Packer::Group& Packer::packed(std::int64_t number, std::int64_t epoch) {
     if (place_of[bin] == none) place_of[bin] = next++;
     bin = place_of[bin];
   }
-  std::vector<std::uint32_t> shuffled(samples);
-  for (std::uint32_t place = 0; place < samples; ++place) {
-    shuffled[place] = shuffle_ ? static_cast<std::uint32_t>(permute(
-                                     {seeds.windows, Purpose::packing, stream}, place, samples))
-                               : place;
-  }
+  const std::vector<std::uint32_t> places =
+      order_of(samples, {seeds.windows, Purpose::packing, stream});
   std::vector<std::size_t> begins(samples + std::size_t{1});
-  for (const std::uint32_t bin : bin_of) ++begins[shuffled[bin] + std::size_t{1}];
+  for (const std::uint32_t bin : bin_of) ++begins[places[bin] + std::size_t{1}];
   std::partial_sum(begins.begin(), begins.end(), begins.begin());
   group_.begins = begins;
   group_.parts.resize(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    group_.parts[begins[shuffled[bin_of[i]]]++] = parts[i];
+    group_.parts[begins[places[bin_of[i]]]++] = parts[i];
   }
   group_.number = number;
   group_.epoch = epoch;
@@ -193,8 +209,9 @@ std::vector<Piece> Packer::at(std::int64_t sample) {
   const auto within = static_cast<std::size_t>(sample - last_.first);
   std::vector<Piece> pieces;
   for (std::size_t i = group.begins[within]; i < group.begins[within + 1]; ++i) {
-    const std::int64_t begin = first_token(number) + group.parts[i].offset;
-    pieces.push_back({begin, begin + group.parts[i].length});
+    const Group::Part& part = group.parts[i];
+    const std::int64_t begin = first_token(number) + part.offset;
+    pieces.push_back({begin, begin + part.length, part.ends_document != 0});
   }
   return pieces;
 }

@@ -1,6 +1,7 @@
 #include "trireme/data/prepare.hpp"
 
 #include <cstdio>
+#include <fstream>
 #include <optional>
 #include <system_error>
 
@@ -95,7 +96,14 @@ class Preparation {
     const SizeLimitGuard guard;
     plan();
     choose();
-    ranks_.agree([&] { encode_parts(); });
+    ranks_.agree([&] {
+      try {
+        encode_parts();
+      } catch (const Error&) {  // others need not go on
+        std::ofstream(path_ / failed_file);
+        throw;
+      }
+    });
     gather();
     ranks_.agree([&] { write_shards(); });
     finish();
@@ -107,16 +115,13 @@ class Preparation {
     const std::string plan = ranks_.of_first([&] {
       check_options(options_);
       const fs::path output = plain_output(options_);
-      const json plan =
-          plan_of(options_, output, token_format(options_.input_format, options_.inputs));
-      folder_.emplace(output, plan.dump());
+      std::string plan = plan_of(options_, token_format(options_.input_format, options_.inputs));
+      folder_.emplace(output, plan);
       if (folder_->taken_over()) remove_unfinished();
-      return json{{"plan", plan}, {"folder", folder_->path().string()}}.dump();
+      return plan;
     });
-    const json agreed = json::parse(plan);
-    path_ = agreed.at("folder").get<std::string>();
-    name_ = agreed.at("plan").at("name");
-    parts_ = agreed.at("plan").at("parts");
+    path_ = ranks_.of_first([&] { return folder_->path().string(); });
+    parts_ = json::parse(plan).at("parts");
     ranks_.agree([&] {
       open_ = token_format(options_.input_format, options_.inputs);
       if (!fs::is_directory(path_)) {
@@ -129,13 +134,15 @@ class Preparation {
   /// What a process that was killed had begun to write.
   void remove_unfinished() const {
     std::vector<fs::path> left;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder_->path())) {
+    std::error_code code;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder_->path(), code)) {
       const std::string name = entry.path().filename().string();
-      if (name.find(unfinished) != std::string::npos || name.ends_with(".h5")) {
+      if (name.find(unfinished) != std::string::npos || name.ends_with(".h5") ||
+          name.ends_with(".tmp") || name == failed_file) {
         left.push_back(entry.path());
       }
     }
-    for (const fs::path& file : left) fs::remove(file);
+    for (const fs::path& file : left) remove_file(file);
   }
 
   /// The tokenizer, once: a restart finds it.
@@ -158,7 +165,8 @@ class Preparation {
       manifest_ = described_tokenizer(json::parse(text), path_.string());
       if (open_ == nullptr) tokenizer_ = load_tokenizer(manifest_, path_);
     });
-    manifest_.name = name_;
+    manifest_.name =
+        options_.name.empty() ? plain_output(options_).filename().string() : options_.name;
     manifest_.loss_weights = !options_.prompt.empty();
     manifest_.element_bytes = manifest_.vocabulary <= (std::int64_t{1} << 16) ? 2 : 4;
   }
@@ -179,16 +187,19 @@ class Preparation {
 
   /// Tokens and documents of a part that is whole.
   std::optional<json> done(std::size_t part) const {
-    fs::path file = prefix(part), tokens = file, ends = file;
-    file += ".json", tokens += ".tokens", ends += ".ends";
     std::error_code code;
+    const auto file_of = [&](const char* column) { return prefix(part) += column; };
+    const auto has = [&](const char* column, const json& count, std::size_t bytes) {
+      return fs::file_size(file_of(column), code) == count.get<std::uint64_t>() * bytes;
+    };
+    const fs::path file = file_of(".json");
     if (!fs::exists(file, code)) return std::nullopt;
     const json counts = json::parse(read_small_file(file, 4096), nullptr, false);
-    const bool whole =
-        counts.is_array() && counts.size() == 2 && counts[0].is_number_unsigned() &&
-        counts[1].is_number_unsigned() &&
-        fs::file_size(tokens, code) == counts[0].get<std::uint64_t>() * manifest_.element_bytes &&
-        fs::file_size(ends, code) == counts[1].get<std::uint64_t>() * sizeof(std::int64_t);
+    const bool whole = counts.is_array() && counts.size() == 2 && counts[0].is_number_unsigned() &&
+                       counts[1].is_number_unsigned() &&
+                       has(".tokens", counts[0], manifest_.element_bytes) &&
+                       has(".ends", counts[1], sizeof(std::int64_t)) &&
+                       (!manifest_.loss_weights || has(".weights", counts[0], 1));
     return whole ? std::optional(counts) : std::nullopt;
   }
 
@@ -205,6 +216,8 @@ class Preparation {
     for (std::size_t part = ranks_.rank(); part < parts_.size(); part += ranks_.size()) {
       const std::int64_t bytes = bytes_of(ranges(part));
       read_ += bytes;
+      std::error_code code;
+      if (fs::exists(path_ / failed_file, code)) return;
       if (done(part)) continue;
       fs::path writing = prefix(part);
       writing += fmt::format("{}{}", unfinished, ::getpid());
@@ -232,10 +245,16 @@ class Preparation {
   std::vector<TextRange> ranges(std::size_t part) const {
     std::vector<TextRange> found;
     for (const json& range : parts_.at(part)) {
-      found.push_back({range.at(0).get<std::string>(), range.at(1).get<std::int64_t>(),
-                       range.at(2).get<std::int64_t>()});
+      found.push_back({options_.inputs.at(range.at(0).get<std::size_t>()),
+                       range.at(1).get<std::int64_t>(), range.at(2).get<std::int64_t>()});
     }
     return found;
+  }
+
+  static void remove_file(const fs::path& file) {
+    std::error_code code;
+    fs::remove(file, code);
+    if (code) throw_file_error(file, "remove", code.value());
   }
 
   static std::int64_t bytes_of(const std::vector<TextRange>& ranges) {
@@ -310,7 +329,7 @@ class Preparation {
     ranks_.agree([&] {
       if (ranks_.rank() > 0) return;
       spools_->remove();
-      fs::remove(path_ / chosen_file);
+      remove_file(path_ / chosen_file);
       write_manifest(manifest_, path_);
       folder_->commit();
     });
@@ -318,6 +337,7 @@ class Preparation {
 
   static constexpr const char* chosen_file = "tokenizer.chosen";
   static constexpr const char* unfinished = ".unfinished-";
+  static constexpr const char* failed_file = "failed";  // of a rank, which ends with all others
 
   const PrepareOptions& options_;
   Progress progress_;
@@ -325,8 +345,7 @@ class Preparation {
   OpenTokens open_ = nullptr;         // null: text
   std::optional<WorkFolder> folder_;  // the first rank's
   fs::path path_;                     // of it
-  std::string name_;
-  json parts_;  // [[file, begin, end], …] of each
+  json parts_;                        // [[input, begin, end], …] of each
   Manifest manifest_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::int64_t before_ = 0, read_ = 0;  // bytes of a first pass, and of this rank's parts so far

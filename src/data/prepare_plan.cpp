@@ -2,7 +2,10 @@
 
 #include <system_error>
 
+#include <sys/stat.h>
+
 #include "trireme/core/error.hpp"
+#include "trireme/data/tokenizer.hpp"
 
 #include "documents.hpp"
 
@@ -36,10 +39,9 @@ fs::path plain_output(const PrepareOptions& options) {
   return output;
 }
 
-json plan_of(const PrepareOptions& options, const fs::path& output, OpenTokens open) {
+std::string plan_of(const PrepareOptions& options, OpenTokens open) {
   json plan{{"format", "trireme-prepare"},
             {"version", 1},
-            {"name", options.name.empty() ? output.filename().string() : options.name},
             {"input_format", options.input_format},
             {"tokenizer", options.tokenizer},
             {"vocabulary", options.vocabulary},
@@ -49,24 +51,34 @@ json plan_of(const PrepareOptions& options, const fs::path& output, OpenTokens o
             {"sample_sentences", options.sample_sentences}};
   std::vector<fs::path> files = options.inputs;
   const std::size_t colon = options.tokenizer.find(':');
-  if (colon != std::string::npos) files.emplace_back(options.tokenizer.substr(colon + 1));
+  std::error_code code;
+  if (colon != std::string::npos) {
+    fs::path model = options.tokenizer.substr(colon + 1);
+    if (fs::is_directory(model, code)) model /= tokenizer_json_file;
+    files.push_back(std::move(model));
+  }
+  for (const fs::path& input : options.inputs) {
+    fs::path index = input;
+    files.push_back(index.replace_extension(".idx"));  // Megatron-LM's
+  }
   for (const fs::path& file : files) {
-    std::error_code code;
-    plan["files"].push_back({fs::absolute(file).string(), fs::file_size(file, code),
-                             fs::last_write_time(file, code).time_since_epoch().count()});
+    struct stat status = {};
+    if (::stat(file.c_str(), &status) != 0) continue;
+    plan["files"].push_back({fs::absolute(file).string(), status.st_dev, status.st_ino,
+                             status.st_size, status.st_ctim.tv_sec, status.st_ctim.tv_nsec});
   }
   plan["parts"] = json::array({json::array()});
-  if (open != nullptr) return plan;  // one part, whose documents may cross files
+  // Names need not be UTF-8.
+  const auto text = [&] { return plan.dump(-1, ' ', false, json::error_handler_t::replace); };
+  if (open != nullptr) return text();  // one part, whose documents may cross files
   const DocumentKind kind = DocumentKind::parse(options.documents, options.prompt);
   total_bytes(options.inputs);  // each is there
   plan["parts"].clear();
   for (const auto& part : parts_of(options.inputs, kind.unit, options.part_bytes)) {
     json& ranges = plan["parts"].emplace_back();
-    for (const TextRange& range : part) {
-      ranges.push_back({range.file.string(), range.begin, range.end});
-    }
+    for (const TextRange& range : part) ranges.push_back({range.input, range.begin, range.end});
   }
-  return plan;
+  return text();
 }
 
 }  // namespace trireme::data

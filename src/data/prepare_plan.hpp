@@ -2,8 +2,7 @@
 #pragma once
 
 #include <filesystem>
-
-#include <nlohmann/json.hpp>
+#include <string>
 
 #include "trireme/data/prepare.hpp"
 
@@ -17,10 +16,10 @@ void check_options(const PrepareOptions& options);
 /// The output folder without "." parts and a slash at the end, so that it has a name and a parent.
 std::filesystem::path plain_output(const PrepareOptions& options);
 
-/// All that what is encoded depends on, for a folder to be taken over: options, inputs with size
-/// and time, and "parts": [[file, begin, end], …] of each (TextRange); one part for token files,
-/// which `open` opens. Throws Error for inputs that are not there.
-nlohmann::json plan_of(const PrepareOptions& options, const std::filesystem::path& output,
-                       OpenTokens open);
+/// All that what is encoded depends on, for a folder to be taken over, as JSON: options, files with
+/// size and time of change, and "parts": [[number of the input, begin, end], …] of each
+/// (TextRange); one part for token files, which `open` opens. Throws Error for inputs that are not
+/// there.
+std::string plan_of(const PrepareOptions& options, OpenTokens open);
 
 }  // namespace trireme::data

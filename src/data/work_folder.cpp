@@ -100,15 +100,17 @@ WorkFolder::~WorkFolder() {
 }
 
 void WorkFolder::commit() {
-  for (const char* file : {owner_file, plan_file}) {
-    std::error_code code;
+  std::error_code code;
+  for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
+  // The owner file last: without it nobody takes over or removes what a kill leaves.
+  for (const char* file : {plan_file, owner_file}) {
     fs::remove(path_ / file, code);
     if (code) throw_file_error(path_ / file, "remove", code.value());
+    if (file == plan_file) sync_path(path_);
   }
-  sync_path(path_);
-  for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
   rename_for_good(path_, output_);
   committed_ = true;
+  for (const auto& [folder, lock] : abandoned_) fs::remove_all(folder, code);
 }
 
 void WorkFolder::fail(const fs::path& path, int error) {
@@ -127,8 +129,7 @@ void WorkFolder::take_abandoned(const std::string& plan) {
       lock_ = std::move(lock);
       continue;
     }
-    std::error_code code;
-    fs::remove_all(path, code);
+    abandoned_.emplace_back(path, std::move(lock));
   }
 }
 

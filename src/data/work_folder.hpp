@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/core/files.hpp"
@@ -11,7 +12,8 @@ namespace trireme::data {
 
 /// `output`.tmp-<pid>, or the next number that is free, locked: removed with all that it holds, and
 /// with the parents that were made for it, unless committed. Where a process was killed, a folder
-/// for the same `plan` is taken over with what is done in it; others of that output are removed.
+/// for the same `plan` is taken over with what is done in it; others of that output are removed
+/// once this one is committed.
 class WorkFolder {
  public:
   /// Throws Error when `output` exists and is not an empty folder, or when nothing can be made
@@ -34,7 +36,8 @@ class WorkFolder {
 
   std::filesystem::path output_, path_;
   Descriptor lock_;
-  std::vector<std::filesystem::path> made_parents_;  // innermost first
+  std::vector<std::pair<std::filesystem::path, Descriptor>> abandoned_;  // others, and their locks
+  std::vector<std::filesystem::path> made_parents_;                      // innermost first
   bool taken_over_ = false, committed_ = false;
 };
 

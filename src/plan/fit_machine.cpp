@@ -129,7 +129,7 @@ std::vector<MeasuredOperation> measure_links(Machine& machine, comm::Grid& grid,
                                              comm::GroupKind kind, const Placement& placement,
                                              ops::Ops& ops, device::Device& device) {
   const std::int64_t largest = std::int64_t{device.is_host() ? 16 : 128} << 20;
-  const auto all = measure_collectives(grid, kind, placement, device, largest);
+  auto all = measure_collectives(grid, kind, placement, device, largest);
   machine = fit_links(machine, all);
   machine.links.slowdown =
       std::max(machine.links.slowdown, measure_slowdown(grid, kind, ops, device));

@@ -149,7 +149,7 @@ void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t to
                                  const std::map<std::string, double>& sources) {
   json line{{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}};
   if (!sources.empty()) line["sources"] = sources;
-  append(std::move(line));
+  append(line);
   write_to(mllog_, [&](MlLog& log) { log.end_evaluation(step, loss); });
   Scalars scalars{{"validation/loss", loss}};
   for (const auto& [name, own] : sources) scalars.emplace_back("validation/loss/" + name, own);

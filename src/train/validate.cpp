@@ -89,11 +89,12 @@ void check_dataset(RunConfig& config, int rank = 0, int ranks = 1) {
   corpus.check_headers(rank, ranks);
   const std::int64_t needed = corpus.manifest().vocabulary;
   const std::int64_t tokens = corpus.sources().front().tokens(data::SplitName::train);
-  refuse(tokens <= length, "model.sequence", std::to_string(length),
-         fmt::format("{} has {} tokens to train on, and a window takes {}", config.data.path,
-                     tokens, length + 1),
-         tokens > 1 ? fmt::format("use at most {}, or more text", tokens - 1)
-                    : "use a dataset with a training split");
+  refuse(tokens<(config.data.packs() ? 1 : length + 1), "model.sequence", std::to_string(length),
+                fmt::format("{} has {} tokens to train on, and a window takes {}", config.data.path,
+                            tokens, length + 1),
+                tokens> 1
+             ? fmt::format("use at most {}, or more text", tokens - 1)
+             : "use a dataset with a training split");
   if (config.model.vocabulary == 0) config.model.vocabulary = needed;
   refuse(config.model.vocabulary < needed, "model.vocabulary",
          std::to_string(config.model.vocabulary),

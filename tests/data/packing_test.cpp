@@ -118,8 +118,8 @@ TEST(Packer, EveryTokenIsInOneSampleOfAnEpoch) {
             ASSERT_FALSE(t + 1 < piece.end && documents.ends_document(t + 1));
           }
           // A document is cut only where a piece is as long as a sequence.
-          ASSERT_TRUE(documents.ends_document(piece.end) ||
-                      piece.end - piece.begin == documents.length);
+          ASSERT_EQ(piece.ends_document, documents.ends_document(piece.end));
+          ASSERT_TRUE(piece.ends_document || piece.end - piece.begin == documents.length);
         }
         ASSERT_LE(used, documents.length);
         taken += used;
@@ -160,9 +160,10 @@ TEST(Packer, WithoutShufflingSamplesAreInTheOrderOfDocuments) {
   const auto reader = std::make_shared<CountingReader>(30, std::vector<std::int64_t>{4, 7, 13, 24});
   Packer packer(reader, 10, 100, 1, false);
   // Documents of 4, 3, 6, 11 = 10 + 1 and 6: the rest of one token fits best where 9 are taken.
-  EXPECT_THAT(packer.at(0), ElementsAre(Piece{0, 4}, Piece{24, 30}));
-  EXPECT_THAT(packer.at(1), ElementsAre(Piece{4, 7}, Piece{7, 13}, Piece{23, 24}));
-  EXPECT_THAT(packer.at(2), ElementsAre(Piece{13, 23}));
+  EXPECT_THAT(packer.at(0), ElementsAre(Piece{0, 4, true}, Piece{24, 30, true}));
+  EXPECT_THAT(packer.at(1),
+              ElementsAre(Piece{4, 7, true}, Piece{7, 13, true}, Piece{23, 24, true}));
+  EXPECT_THAT(packer.at(2), ElementsAre(Piece{13, 23, false}));
   EXPECT_EQ(packer.at(3), packer.at(0));
 }
 
@@ -212,8 +213,8 @@ Batch batch_of(CountingReader& reader, const std::vector<Piece>& pieces, bool do
 
 TEST(PackedBatch, DocumentsAreSeparateWithAMask) {
   CountingReader reader(40, {10, 13, 30});
-  const Batch batch = batch_of(reader, {{10, 13}, {30, 34}}, true, 10);
-  // The reader's last document ends at token 40, so the second piece would go on.
+  const Batch batch = batch_of(reader, {{10, 13, true}, {30, 34, false}}, true, 10);
+  // The second piece goes on: a packer gives such a piece only where it fills the sequence.
   EXPECT_THAT(batch.inputs, ElementsAre(10, 11, 12, 30, 31, 32, 33, 0, 0, 0));
   EXPECT_THAT(batch.targets, ElementsAre(11, 12, 0, 31, 32, 33, 34, 0, 0, 0));
   EXPECT_THAT(batch.weights, ElementsAre(1, 1, 0, 1, 1, 1, 1, 0, 0, 0));
@@ -224,7 +225,7 @@ TEST(PackedBatch, DocumentsAreSeparateWithAMask) {
 
 TEST(PackedBatch, WithoutAMaskADocumentFollowsTheOther) {
   CountingReader reader(40, {10, 13, 30});
-  const Batch batch = batch_of(reader, {{10, 13}, {36, 40}}, false, 8);
+  const Batch batch = batch_of(reader, {{10, 13, true}, {36, 40, true}}, false, 8);
   EXPECT_THAT(batch.inputs, ElementsAre(10, 11, 12, 36, 37, 38, 39, 0));
   EXPECT_THAT(batch.targets, ElementsAre(11, 12, 36, 37, 38, 39, 0, 0));
   EXPECT_THAT(batch.weights, ElementsAre(1, 1, 1, 1, 1, 1, 0, 0));
@@ -239,7 +240,7 @@ TEST(PackedBatch, APartOfADocumentKnowsItsNextToken) {
     Batch batch = batch_of(reader, {{10, 20}}, mask, 10);
     EXPECT_EQ(batch.targets.back(), 20);
     EXPECT_THAT(batch.weights, Each(1.0F));
-    batch = batch_of(reader, {{0, 10}}, mask, 10);  // to its end
+    batch = batch_of(reader, {{0, 10, true}}, mask, 10);
     EXPECT_EQ(batch.weights.back(), 0);
     EXPECT_EQ(batch.padding, 0);
   }

@@ -185,7 +185,6 @@ TEST(TimedSteps, MakeTheCallsOfTheirTrace) {
     if (each.kind != Instruction::Kind::compute) continue;
     ++planned[trace.works[static_cast<std::size_t>(each.index)].key()];
   }
-  double sum = 0;
   for (const TimedStep& step : steps) {
     Counts timed;
     for (const TimedCall& call : step.calls) {
@@ -196,7 +195,6 @@ TEST(TimedSteps, MakeTheCallsOfTheirTrace) {
     double own = 0;
     for (const TimedCall& call : step.calls) own += call.seconds + call.before;
     EXPECT_LE(own, step.seconds);
-    sum += own;
   }
   // Each work once, with its share of the time.
   const auto world = comm::make_self_communicator();

@@ -43,7 +43,8 @@ class BenchmarkTest : public testing::Test {
     const Report all = report(5, change);
     std::vector<std::string> found = judge(case_, all).faults;
     for (std::string& fault : found) {
-      for (std::size_t at; (at = fault.find(scratch_.path().string() + "/runs/")) != fault.npos;) {
+      for (std::size_t at = 0;
+           (at = fault.find(scratch_.path().string() + "/runs/")) != fault.npos;) {
         fault.erase(at, scratch_.path().string().size() + 6);
       }
     }

@@ -29,7 +29,7 @@ enum class Direction : std::uint8_t { activations, gradients };
 struct StageLink {
   Direction direction = Direction::activations;
   int sender = 0, receiver = 0;  // stages
-  auto operator<=>(const StageLink&) const = default;
+  auto operator<=>(const StageLink&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 class MpiHandle;     // src/comm/operations.hpp

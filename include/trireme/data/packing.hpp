@@ -14,6 +14,7 @@ namespace trireme::data {
 /// Tokens [begin, end) of one document.
 struct Piece {
   std::int64_t begin = 0, end = 0;
+  bool ends_document = false;
   bool operator==(const Piece&) const = default;
 };
 
@@ -28,8 +29,8 @@ std::vector<std::uint32_t> best_fit(std::span<const std::uint32_t> lengths, std:
 /// by itself: longest piece first, by best fit. So every token is in one sample of an epoch, and a
 /// sample is found by looking at one group.
 ///
-/// In each epoch a keyed bijection orders the groups, a second one the samples of a group, and a
-/// third one pieces of equal length, so that other documents meet. Without shuffling samples are in
+/// In each epoch groups, the samples of a group, and pieces of equal length are shuffled, so that
+/// other documents meet. Without shuffling samples are in
 /// the order of their first pieces. How many samples a group has is known once it is packed: sample
 /// number n is found by counting groups from the last one known (Cursor). Thread-safe.
 class Packer {
@@ -58,7 +59,7 @@ class Packer {
   struct Group {
     std::int64_t number = -1, epoch = -1;
     struct Part {
-      std::uint32_t offset, length;
+      std::uint32_t offset, length : 31, ends_document : 1;
     };
     std::vector<Part> parts;
     std::vector<std::size_t> begins;  // of each sample in `parts`, and the end
