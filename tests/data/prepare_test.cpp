@@ -298,6 +298,10 @@ TEST(Prepare, RemovesWhatKilledOnesLeft) {
   write_text(scratch / "out.tmp-9/.trireme-prepare", "another " + owner_text);
   const Descriptor owner(::open((scratch / "out.tmp-8").c_str(), O_RDONLY | O_DIRECTORY));
   ASSERT_EQ(::flock(owner.get(), LOCK_EX | LOCK_NB), 0);
+  options.tokenizer = "sentencepiece:nosuch";  // a slip keeps what a correct command will take over
+  EXPECT_THAT(error_of([&] { prepare(options, {}); }), HasSubstr("nosuch"));
+  EXPECT_TRUE(fs::exists(scratch / "out.tmp-7"));
+  options.tokenizer = "";
   prepare(options, {});
   expect_only(scratch.path(), {"in", "out", "out.tmp-8", "out.tmp-9", "out.tmp-x",
                                "out.tmp-12345678", "other.tmp-7", own});
@@ -348,6 +352,16 @@ TEST(Prepare, TheFilesAreTheSameInAnyParts) {
     prepare(options, {});
     ASSERT_EQ(files_of(scratch / "one"), files_of(scratch / "parts")) << "trial " << trial;
   }
+}
+
+TEST(Prepare, NamesNeedNotBeUtf8) {
+  const Scratch scratch;
+  PrepareOptions options;
+  options.inputs = {scratch / "a\xff.txt"};
+  write_text(options.inputs.front(), prose(2'000, 8));
+  options.output = scratch / "out";
+  prepare(options, {});
+  Dataset::open(options.output).verify();
 }
 
 TEST(Prepare, ALineInAnyPartIsNamedByItsNumber) {
@@ -405,6 +419,7 @@ TEST(Prepare, ARestartKeepsWholeParts) {
   EXPECT_GT(restart([](const fs::path&) {}), 0.7) << "neither trained nor encoded again";
   EXPECT_GT(restart([](const fs::path& folder) {
               write_text(folder / "part-000003.unfinished-99.tokens", "half");
+              write_text(folder / "part-000003.json.tmp", "[1");
               write_text(folder / "train-00000.h5", "half");
             }),
             0.7);

@@ -28,7 +28,7 @@ enum class Direction : std::uint8_t { activations, gradients };
 /// Messages of one kind from one stage to another, both of one pipeline group.
 struct StageLink {
   Direction direction = Direction::activations;
-  int sender = 0, receiver = 0;  // stages
+  int sender = 0, receiver = 0;                        // stages
   auto operator<=>(const StageLink&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
