@@ -227,7 +227,7 @@ class Preparation {
       } else {
         DocumentStream documents(ranges(part),
                                  DocumentKind::parse(options_.documents, options_.prompt));
-        // Parts are alike: what this rank has done tells of all.
+        // An estimate: parts are of about one size, so ranks progress alike.
         const auto share = [&](std::int64_t read) {
           const std::int64_t own = read_ - bytes + std::min(bytes, read);
           const std::int64_t known = own * static_cast<std::int64_t>(ranks_.size());

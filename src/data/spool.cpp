@@ -80,7 +80,6 @@ Spools::Spools(std::vector<Part> parts, std::size_t element_bytes, bool has_weig
     begins_.push_back(begins_.back() + part.tokens);
     document_begins_.push_back(document_begins_.back() + part.documents);
   }
-  documents_ = document_begins_.back();
 }
 
 void Spools::read(const char* column, std::size_t element_bytes, std::int64_t begin,
@@ -113,7 +112,7 @@ void Spools::read_weights(std::int64_t begin, std::int64_t count,
 
 std::int64_t Spools::documents_until(std::int64_t token) const {
   const auto after = std::ranges::upper_bound(begins_, token);
-  if (after == begins_.end()) return documents_;
+  if (after == begins_.end()) return documents();
   const auto part = static_cast<std::size_t>(after - begins_.begin()) - 1;
   std::int64_t low = document_begins_[part], high = document_begins_[part + 1];
   while (low < high) {

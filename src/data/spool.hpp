@@ -84,10 +84,9 @@ class Spools {
   };
   Spools(std::vector<Part> parts, std::size_t element_bytes, bool has_weights);
   std::int64_t tokens() const { return begins_.back(); }
-  std::int64_t documents() const { return documents_; }
+  std::int64_t documents() const { return document_begins_.back(); }
   std::size_t element_bytes() const { return element_bytes_; }
   bool has_weights() const { return has_weights_; }
-  const std::vector<Part>& parts() const { return parts_; }
 
   /// The elements, or weights, of tokens [begin, begin + count).
   void read_tokens(std::int64_t begin, std::int64_t count, std::vector<std::byte>& elements) const;
@@ -110,7 +109,6 @@ class Spools {
   std::vector<std::int64_t> document_begins_ = {0};  // likewise of documents
   std::size_t element_bytes_;
   bool has_weights_;
-  std::int64_t documents_ = 0;
 };
 
 /// The number of tokens of the training split. One document is cut at ⌊(1 − fraction)·tokens⌋; of

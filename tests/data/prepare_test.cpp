@@ -298,7 +298,7 @@ TEST(Prepare, RemovesWhatKilledOnesLeft) {
   write_text(scratch / "out.tmp-9/.trireme-prepare", "another " + owner_text);
   const Descriptor owner(::open((scratch / "out.tmp-8").c_str(), O_RDONLY | O_DIRECTORY));
   ASSERT_EQ(::flock(owner.get(), LOCK_EX | LOCK_NB), 0);
-  options.tokenizer = "sentencepiece:nosuch";  // a slip keeps what a correct command will take over
+  options.tokenizer = "sentencepiece:nosuch";  // an error keeps what a correct command takes over
   EXPECT_THAT(error_of([&] { prepare(options, {}); }), HasSubstr("nosuch"));
   EXPECT_TRUE(fs::exists(scratch / "out.tmp-7"));
   options.tokenizer = "";

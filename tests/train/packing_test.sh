@@ -14,7 +14,7 @@ awk 'BEGIN { srand(5); for (i = 0; i < 900; ++i) { n = 1 + int(-6 * log(1 - rand
   for (j = 0; j < n; ++j) printf "%s ", substr("oar sea keel prow tide rope hull ", 1 + 5 * int(6 * rand()), 5); print i } }' > text.txt
 "$TRIREME" prepare --input text.txt --output data --documents line > text 2> errors || fail "prepare"
 
-# train RANKS OUTPUT OPTIONS... Groups of a megabyte of tokens hold this text: those of a sequence are a test's.
+# train RANKS OUTPUT OPTIONS...
 train() {
   local ranks=$1 output=$2
   shift 2

@@ -18,7 +18,7 @@
 
 namespace trireme::data {
 
-/// Where a sample's tokens are; the reader belongs to who says so.
+/// Where a sample's tokens are. The reader must outlive it.
 struct Window {
   TokenReader* reader = nullptr;
   std::vector<Piece> pieces;  // one behind the other in the sequence

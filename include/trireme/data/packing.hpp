@@ -30,9 +30,9 @@ std::vector<std::uint32_t> best_fit(std::span<const std::uint32_t> lengths, std:
 /// sample is found by looking at one group.
 ///
 /// In each epoch groups, the samples of a group, and pieces of equal length are shuffled, so that
-/// other documents meet. Without shuffling samples are in
-/// the order of their first pieces. How many samples a group has is known once it is packed: sample
-/// number n is found by counting groups from the last one known (Cursor). Thread-safe.
+/// other documents share a sequence. Without shuffling samples are in the order of their first
+/// pieces. How many samples a group has is known once it is packed: sample number n is found by
+/// counting groups from the last one known (Cursor). Thread-safe.
 class Packer {
  public:
   /// `group_tokens` is at least `length`. `reader` has at least one token.
