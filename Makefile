@@ -70,7 +70,7 @@ test-mpich: build
 # Slow sweeps belong to CTest's configuration "long" and run beside all others.
 test-long: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)
-	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -C long
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -C long -j $(TESTS_AT_ONCE)
 
 test-asan: deps
 	@cmake --preset asan $(CMAKE_ARGS)
@@ -98,9 +98,11 @@ fuzz: deps
 planted-bugs: deps
 	@scripts/planted-bugs.sh
 
-lint: configure
+# Each source has a command of its own there.
+lint: deps
 	@scripts/deps.sh lint
-	@python3 scripts/lint.py $(BUILD)
+	@cmake --preset $(PRESET) -B build/lint -DTRIREME_UNITY=OFF $(CMAKE_ARGS)
+	@python3 scripts/lint.py build/lint
 
 format:
 	@scripts/deps.sh format

@@ -76,7 +76,7 @@ fetch_frontend() {
 
 install_packages() {
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-    echo "No apt here: using the libraries this system offers (README.md lists what is needed)."
+    echo "No apt here: using the libraries this system offers (docs/install.md lists what is needed)."
     return 0
   fi
 

@@ -77,8 +77,8 @@ fi
 has() { case $1 in none) ;; cuda) command -v nvcc > /dev/null ;; *) grep -qw "$1" /proc/cpuinfo ;; esac; }
 wanted() { [ $# -eq 1 ] && return 0; local name=$1 each; shift; for each in "$@"; do [ "$each" = "$name" ] && return 0; done; return 1; }
 
-# CTest adds "  # GetParam() = …" to the names of parameterized tests.
-run_test() { ctest --test-dir "$copy/build" -R "^${1//./\\.}( |\$)" --no-tests=error --timeout 150 > "$copy/log" 2>&1; }
+# CTest adds "  # GetParam() = …" to the names of parameterized tests. A program ends at its first failure.
+run_test() { GTEST_FAIL_FAST=1 ctest --test-dir "$copy/build" -R "^${1//./\\.}( |\$)" --no-tests=error --timeout 150 > "$copy/log" 2>&1; }
 build() { CCACHE_BASEDIR=$PWD/$copy CCACHE_NOHASHDIR=1 cmake --build "$copy/build" --parallel "${JOBS:-2}" --target "$@" > "$copy/build.log" 2>&1; }
 
 # Files get new times, so that objects of an interrupted edit are rebuilt. What one copy compiled, the others take

@@ -39,6 +39,8 @@ class Trireme(CMakePackage, CudaPackage):
     depends_on("pcre2")
     depends_on("highway@1:")
     depends_on("xxhash@0.8:")
+    depends_on("zlib-api")
+    depends_on("zstd")
     depends_on("python@3.6:", type="run")  # jobs/scaling-study
     depends_on("gnuplot", type="run", when="+plots")
     depends_on("googletest+gmock", when="+tests")

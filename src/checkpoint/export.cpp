@@ -17,8 +17,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::int64_t block_elements = std::int64_t{4} << 20;  // passed on at once
-
 /// Rows [first, last) along theirs, read from a checkpoint of ours.
 void read_theirs(const Reader& reader, const params::Parameter& row, const ForeignTensor& theirs,
                  std::int64_t first, std::int64_t last, std::vector<float>& values) {

@@ -23,7 +23,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::int64_t block_elements = std::int64_t{4} << 20;  // passed on at once
 constexpr std::int64_t most_json_bytes = std::int64_t{64} << 20;
 
 /// `path`, or what it points to where it is a symbolic link. Links may stay in their folder or

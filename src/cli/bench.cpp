@@ -15,19 +15,19 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* bench_examples = R"(Examples:
   trireme bench gemm --model.preset gpt2 --rows 1024
   mpirun -n 4 trireme bench collectives --axis data --parallel.tensor 2
 `trireme bench PART --help` lists its options; docs/benchmarks.md its columns.)";
 
-struct Options {
+struct BenchOptions {
   bench::Rounds rounds;
   RunSources sources;
   std::string json;
 };
 
 void run_part(const std::string& part, const std::vector<std::string>& sections,
-              const Options& options, const BenchJob& job, comm::Session& session,
+              const BenchOptions& options, const BenchJob& job, comm::Session& session,
               const std::vector<Setting>& given) {
   const std::vector<Setting> settings = options.sources.with_device(given);
   for (const Setting& setting : settings) {
@@ -94,7 +94,7 @@ void add_sizes(CLI::App& part, bench::Sizes& sizes, const std::string& what) {
 void finish_part(CLI::App& part, Command& command, const char* examples,
                  const std::vector<std::string>& sections, const BenchJob& job,
                  const std::function<void()>& check, const bench::Rounds& rounds) {
-  auto options = std::make_shared<Options>(Options{.rounds = rounds});
+  auto options = std::make_shared<BenchOptions>(BenchOptions{.rounds = rounds});
   add_value(part, "--iterations", options->rounds.iterations, "timed repetitions of each",
             config::at_least(1));
   add_value(part, "--warmup", options->rounds.warmup, "untimed ones before", config::at_least(0));
@@ -114,7 +114,7 @@ void finish_part(CLI::App& part, Command& command, const char* examples,
 void add_bench(CLI::App& app, Command& command) {
   CLI::App* bench = app.add_subcommand("bench", "Speed of the parts: products, messages, files");
   bench->require_subcommand(0, 1);
-  bench->footer(examples);
+  bench->footer(bench_examples);
   for (const auto add : {add_bench_gemm, add_bench_copy, add_bench_attention, add_bench_collectives,
                          add_bench_pipeline, add_bench_io, add_bench_machine, add_bench_step}) {
     add(*bench, command);

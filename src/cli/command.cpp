@@ -11,7 +11,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples =
+constexpr const char* program_examples =
     "Example: mpirun -n 4 trireme train --model.preset tiny --data.path dataset";
 
 const CLI::App& chosen_of(const CLI::App& app) {
@@ -88,7 +88,7 @@ void define(CLI::App& app, Command& command) {
   app.set_version_flag("--version",
                        "trireme " + train::versions().at("trireme").get<std::string>());
   app.require_subcommand(0, 1);
-  app.footer(examples);
+  app.footer(program_examples);
   app.get_formatter()->column_width(32);
   for (const auto add :
        {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan, add_export,

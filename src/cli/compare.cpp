@@ -11,19 +11,19 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* compare_examples = R"(Examples:
   trireme compare runs/fp32 runs/bf16          what differs, on the terminal
   trireme compare old new --html compare.html  one page with plots
 Runs are compared with the first: docs/reports.md.)";
 
-struct Options {
+struct CompareOptions {
   std::vector<std::string> runs;
   std::string json, html;
   std::int64_t warm_up = -1;
   bool shared_cores = false;
 };
 
-std::string compare(const Options& options) {
+std::string compare(const CompareOptions& options) {
   const report::Report report = report::make_report(
       options.runs, {.warm_up = options.warm_up, .shared_cores = options.shared_cores});
   std::string text = compare_text(report);
@@ -40,7 +40,7 @@ std::string compare(const Options& options) {
 
 void add_compare(CLI::App& app, Command& command) {
   CLI::App* sub = app.add_subcommand("compare", "What differs between runs, with intervals");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareOptions>();
   sub->add_option("runs", options->runs, "run folders, attempts, or folders that\nhold runs")
       ->required()
       ->type_name("RUN");
@@ -53,7 +53,7 @@ void add_compare(CLI::App& app, Command& command) {
       ->default_str("");
   sub->add_flag("--shared-cores", options->shared_cores,
                 "do not call a run INVALID because its\nranks share cores");
-  sub->footer(examples);
+  sub->footer(compare_examples);
   sub->callback(
       [options, &command] { command.run = printing([options] { return compare(*options); }); });
 }

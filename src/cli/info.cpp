@@ -28,7 +28,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* info_examples = R"(Examples:
   trireme info
   mpirun -n 8 trireme info          where the ranks are)";
 
@@ -245,7 +245,7 @@ void run_info(comm::Session& session) {
 
 void add_info(CLI::App& app, Command& command) {
   CLI::App* info = app.add_subcommand("info", "Versions, processor, memory, ranks");
-  info->footer(examples);
+  info->footer(info_examples);
   info->callback([&command] {
     command.run = [](comm::Session& session, const std::vector<Setting>&) {
       run_info(session);

@@ -12,14 +12,14 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* inspect_examples = R"(Examples:
   trireme inspect dataset
   trireme inspect dataset --verify          re-reads every checksum
   trireme inspect blend.toml                sources and their shares
   trireme inspect run                       the newest checkpoint of a run
   trireme inspect run/step-00001000 --tensors)";
 
-struct Options {
+struct InspectOptions {
   std::string folder;
   bool verify = false, tensors = false;
 };
@@ -44,7 +44,7 @@ std::string beginning(const data::Dataset& dataset, data::SplitName split) {
 }
 
 /// The sources of a blend, which `path` names.
-std::string show_blend(const std::string& path, const Options& options) {
+std::string show_blend(const std::string& path, const InspectOptions& options) {
   const data::Corpus corpus = data::Corpus::open(path, 1);
   corpus.check_headers();
   std::string text = line("blend", config::one_line(path)) +
@@ -90,7 +90,7 @@ std::string shard_rows(const char* split, const data::Dataset& dataset,
   return text;
 }
 
-std::string show_dataset(const Options& options) {
+std::string show_dataset(const InspectOptions& options) {
   const data::Dataset dataset = data::Dataset::open(options.folder);
   const data::Manifest& manifest = dataset.manifest();
   std::string text =
@@ -126,7 +126,7 @@ std::string model_section(const nlohmann::json& config) {
   return text;
 }
 
-std::string show_checkpoint(const std::filesystem::path& folder, const Options& options) {
+std::string show_checkpoint(const std::filesystem::path& folder, const InspectOptions& options) {
   const checkpoint::Reader reader(folder);
   const checkpoint::State& state = reader.state();
   std::string text = line("checkpoint", folder.string()) + line("step", grouped(state.step)) +
@@ -180,7 +180,7 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
   return text;
 }
 
-std::string inspect(const Options& options) {
+std::string inspect(const InspectOptions& options) {
   if (!options.tensors && data::is_blend(options.folder)) {
     return show_blend(options.folder, options);
   }
@@ -221,14 +221,14 @@ std::string first_text(const std::vector<std::int32_t>& ids, const data::Tokeniz
 
 void add_inspect(CLI::App& app, Command& command) {
   CLI::App* inspected = app.add_subcommand("inspect", "What a dataset or a checkpoint holds");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InspectOptions>();
   inspected->add_option("DIR", options->folder, "dataset, blend, step folder or run folder")
       ->required()
       ->type_name("");
   inspected->add_flag("--verify", options->verify,
                       "re-read everything, check every checksum and value");
   inspected->add_flag("--tensors", options->tensors, "list a checkpoint's tensors");
-  inspected->footer(examples);
+  inspected->footer(inspect_examples);
   inspected->callback(
       [options, &command] { command.run = printing([options] { return inspect(*options); }); });
 }

@@ -13,7 +13,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* plan_examples = R"(Examples:
   trireme plan --schedule 1f1b --stages 4 --micro-batches 8
   trireme plan --schedule interleaved --virtual-stages 2 --stages 4
                --micro-batches 8 --costs 1,1.2,0.8 --svg chart.svg
@@ -26,7 +26,7 @@ constexpr const char* examples = R"(Examples:
                --model.preset llama-7b --model.vocabulary 32000
                --precision.compute bf16)";
 
-struct Options {
+struct PlanOptions {
   std::string schedule = "1f1b";
   std::int64_t stages = 0, micro_batches = 0, virtual_stages = 0;  // 0: not given
   std::string costs = "1,1,1";
@@ -51,7 +51,7 @@ int narrowed(const char* flag, std::int64_t value) {
   return static_cast<int>(value);
 }
 
-schedule::Schedule schedule_of(const Options& options) {
+schedule::Schedule schedule_of(const PlanOptions& options) {
   const int stages = narrowed("--stages", options.stages);
   const int micro_batches = narrowed("micro-batches", options.micro_batches);
   const int chunks = narrowed("--virtual-stages", options.virtual_stages);
@@ -60,7 +60,7 @@ schedule::Schedule schedule_of(const Options& options) {
   return schedule::make_schedule(options.schedule, stages, micro_batches, chunks == 0 ? 1 : chunks);
 }
 
-schedule::Costs costs_of(const Options& options, int virtual_stages) {
+schedule::Costs costs_of(const PlanOptions& options, int virtual_stages) {
   std::error_code error;
   const bool numbers = options.costs.find_first_of(",0123456789") != std::string::npos &&
                        !std::filesystem::exists(options.costs, error);
@@ -70,7 +70,7 @@ schedule::Costs costs_of(const Options& options, int virtual_stages) {
   return costs;
 }
 
-std::string head(const schedule::Schedule& plan, const Options& options) {
+std::string head(const schedule::Schedule& plan, const PlanOptions& options) {
   std::string sizes = fmt::format("{} stages, {} micro-batches", plan.stages, plan.micro_batches);
   if (plan.chunks > 1) sizes += fmt::format(", {} virtual stages per stage", plan.chunks);
   std::string costs = options.costs + " for F,I,W of a virtual stage";
@@ -95,7 +95,7 @@ std::string stage_table(const schedule::Schedule& plan, const schedule::Timeline
   return text;
 }
 
-std::string plan_schedule(const Options& options) {
+std::string plan_schedule(const PlanOptions& options) {
   const schedule::Schedule plan = schedule_of(options);
   const schedule::Costs costs = costs_of(options, plan.virtual_stages());
   const schedule::Timeline timeline = schedule::simulate(plan, costs);
@@ -110,7 +110,7 @@ std::string plan_schedule(const Options& options) {
          "\n" + stage_table(plan, timeline);
 }
 
-void check_given(const Options& options) {
+void check_given(const PlanOptions& options) {
   if (!options.measured.empty()) {
     if (options.machine.empty()) throw UsageError("plan: --measured needs --machine");
     if (options.ranks > 0) throw UsageError("plan: --ranks and --measured exclude each other");
@@ -158,7 +158,7 @@ void check_given(const Options& options) {
 
 void add_plan(CLI::App& app, Command& command) {
   CLI::App* plan = app.add_subcommand("plan", "Memory of a layout; a pipeline schedule, drawn");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlanOptions>();
   add_value(*plan, "--schedule", options->schedule,
             "gpipe, 1f1b, interleaved, zero-bubble\nor file:PATH (CSV)");
   add_value(*plan, "--stages", options->stages, "pipeline stages", config::at_least(1))
@@ -207,7 +207,7 @@ void add_plan(CLI::App& app, Command& command) {
                  "looks for the layout of --ranks with the\nshortest step on --machine");
   plan->add_flag("--json", options->json, "print the plan of --ranks as JSON, in bytes");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
-  plan->footer(examples);
+  plan->footer(plan_examples);
   plan->callback([options, &command] {
     check_given(*options);
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {

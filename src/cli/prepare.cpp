@@ -17,7 +17,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* prepare_examples = R"(Examples:
   trireme prepare --input book.txt --output dataset
   trireme prepare --input *.txt --output dataset --tokenizer sentencepiece:8000
   trireme prepare --input posts.jsonl --output dataset --documents jsonl:text
@@ -113,7 +113,7 @@ void add_prepare(CLI::App& app, Command& command) {
             config::at_least(1));
   add_value(*prepare, "--sample-sentences", options->sample_sentences,
             "lines SentencePiece is trained on", config::at_least(1));
-  prepare->footer(examples);
+  prepare->footer(prepare_examples);
   prepare->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>&) {
       return run_prepare(session, *options);

@@ -7,7 +7,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* presets_examples = R"(Examples:
   trireme presets
   trireme train --model.preset gpt2 --data.path dataset
   trireme train --model.preset small --model.dropout 0.2 --data.path dataset)";
@@ -41,7 +41,7 @@ std::string table() {
 
 void add_presets(CLI::App& app, Command& command) {
   CLI::App* presets = app.add_subcommand("presets", "Named models and their sizes");
-  presets->footer(examples);
+  presets->footer(presets_examples);
   presets->callback([&command] { command.run = printing(table); });
 }
 

@@ -15,14 +15,14 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* report_examples = R"(Examples:
   trireme report run                              one run, all its attempts
   trireme report study --html study.html          every run below a folder
   trireme report a b --csv runs.csv --json runs.json
   trireme report study/runs --benchmark jobs/benchmarks/small-cpu-v1.toml
 A run whose checks failed is INVALID and gives no figure: docs/reports.md.)";
 
-struct Options {
+struct ReportOptions {
   std::vector<std::string> runs;
   std::string csv, json, html, google_benchmark;
   std::string benchmark;  // a case's file
@@ -31,7 +31,7 @@ struct Options {
 };
 
 /// Two flags that name one file: only the last would be left.
-void check_files(const Options& options) {
+void check_files(const ReportOptions& options) {
   const std::pair<const char*, const std::string&> files[] = {
       {"--csv", options.csv},
       {"--json", options.json},
@@ -85,7 +85,7 @@ void print(const std::string& text) {
 
 /// Prints the report, and writes what was asked for. Without gnuplot there is no page; the rest is
 /// written all the same.
-std::string write_report(const Options& options) {
+std::string write_report(const ReportOptions& options) {
   std::optional<report::BenchmarkCase> benchmark;
   if (!options.benchmark.empty()) benchmark = read_case(options.benchmark);
   const report::Report report = report::make_report(
@@ -131,7 +131,7 @@ std::string write_report(const Options& options) {
 
 void add_report(CLI::App& app, Command& command) {
   CLI::App* sub = app.add_subcommand("report", "Figures, diagnosis and plots of finished runs");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReportOptions>();
   sub->add_option("runs", options->runs, "run folders, attempts, or folders that\nhold runs")
       ->required()
       ->type_name("RUN");
@@ -154,7 +154,7 @@ void add_report(CLI::App& app, Command& command) {
       ->excludes(benchmark);
   sub->add_flag("--shared-cores", options->shared_cores,
                 "do not call a run INVALID because its\nranks share cores");
-  sub->footer(examples);
+  sub->footer(report_examples);
   sub->callback([options, &command] {
     check_benchmark(options->benchmark);
     check_files(*options);

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* status_examples = R"(Examples:
   trireme status run              step, loss, speed, left, last checkpoint
   trireme status run --follow     then steps and events, until the run ends
 Only files of the folder are read, on any machine that sees it.)";
@@ -228,7 +228,7 @@ void add_status(CLI::App& app, Command& command) {
       ->required()
       ->type_name("RUN");
   sub->add_flag("--follow", options->follow, "go on with each step and event until\nthe run ends");
-  sub->footer(examples);
+  sub->footer(status_examples);
   sub->callback([options, &command] {
     command.run = printing([options] { return show(options->run, options->follow); });
   });

@@ -18,14 +18,14 @@ constexpr const char* start = "start";
 constexpr const char* other = "other";
 constexpr const char* unrecorded = "between sections";
 
-struct Place {
+struct SectionPlace {
   const char* group;
   const char* axis = nullptr;  // of ranks that communicate
 };
 
 /// Every section that the host opens. tests/report/sections_test.sh compares it with the sources.
-const std::map<std::string_view, Place>& places() {
-  static const std::map<std::string_view, Place> all = {
+const std::map<std::string_view, SectionPlace>& places() {
+  static const std::map<std::string_view, SectionPlace> all = {
       {"forward", {"compute"}},
       {"backward", {"compute"}},
       {"forward and backward", {"compute"}},
@@ -71,7 +71,7 @@ const std::string& counted_as(const std::string& outermost, const std::string& i
 /// A section without a place is a part of "other" under its own name.
 void add_section(const std::string& section, double seconds, json& into) {
   const auto found = places().find(section);
-  const Place place = found == places().end() ? Place{other} : found->second;
+  const SectionPlace place = found == places().end() ? SectionPlace{other} : found->second;
   const std::string part =
       place.axis == nullptr ? section : fmt::format("{}: {}", place.axis, section);
   json& sum = into[place.group][part];

@@ -36,13 +36,8 @@ std::vector<std::string> cost_notes(const RunConfig& config, const parallel::Sta
 
 /// Why a run has no graphs though it asks for them, one line; empty: it has, or asks for none.
 /// `host`: it computes on CPUs, which have none.
-std::string graphs_warning(const device::DeviceConfig& config, bool host,
-                           const comm::GridShape& shape, bool trace) {
+std::string graphs_warning(const device::DeviceConfig& config, bool host, bool trace) {
   if (!config.graphs || host) return {};
-  if (shape.of(comm::Axis::tensor) > 1) {
-    return "device.graphs: makes none, since messages of tensor groups are between operations; "
-           "parallel.tensor = 1 has them";
-  }
   if (trace) return "device.graphs: makes none, since train.trace times each operation";
   return {};
 }
@@ -109,7 +104,7 @@ void Trainer::begin_record(const Environment& environment, double peak) {
       .notes = cost_notes(config, replica_.stage().options())};
   start.warnings.push_back(attention_warning(replica_.attention_choices()));
   start.warnings.push_back(
-      graphs_warning(config.device, job_.computes.on_host(), shape, config.train.trace));
+      graphs_warning(config.device, job_.computes.on_host(), config.train.trace));
   if (const auto found = predicted_.bytes.find(device::Use::offloaded);
       found != predicted_.bytes.end()) {
     start.notes.push_back(

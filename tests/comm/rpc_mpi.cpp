@@ -457,7 +457,7 @@ TEST(RemoteCall, LosesOnlySilentPeers) {
     EXPECT_THROW(future.get(), PeerLost);
     EXPECT_THROW(endpoint.call(keep, other, {}, bulk).get(), PeerLost);
     const std::lock_guard lock(mutex);
-    EXPECT_THAT(reports, testing::ElementsAre(testing::StartsWith(fmt::format("{}: ", other))));
+    EXPECT_THAT(reports, ::testing::ElementsAre(::testing::StartsWith(fmt::format("{}: ", other))));
   }
   for (int peer = 0; peer < world_size(); ++peer) {
     if (partner && peer == other) continue;

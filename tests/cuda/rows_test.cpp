@@ -192,6 +192,7 @@ TEST(Norm, LayerNormBackward) {
             ops.norm_backward_input(
                 t[5], t[2], t[0], t[1], t[3], t[4],
                 residual < 0 ? Tensor() : t[static_cast<std::size_t>(residual)]);
+            if (residual >= 0) return;  // which the sums do not read; the emulator is slow
             ops.norm_backward_weight(t[6], t[7], t[2], t[0], t[3], t[4]);
             ops.norm_backward_weight(t[8], Tensor(), t[2], t[0], t[3], t[4]);
           });

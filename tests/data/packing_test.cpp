@@ -67,13 +67,13 @@ TEST(BestFit, IsWithinItsBoundOfTheFewestBins) {
 }
 
 /// Random documents, and how they are packed.
-struct Case {
+struct PackingCase {
   std::int64_t tokens = 0, length = 0, group = 0;
   std::vector<std::int64_t> ends;
   std::uint64_t seed = 0;
   bool shuffle = false;
 
-  explicit Case(std::mt19937& random) {
+  explicit PackingCase(std::mt19937& random) {
     const int documents = 1 + static_cast<int>(random() % 60);
     const std::uint32_t longest = 1 + random() % 80;
     for (int i = 0; i < documents; ++i) {
@@ -97,7 +97,7 @@ struct Case {
 TEST(Packer, EveryTokenIsInOneSampleOfAnEpoch) {
   std::mt19937 random(11);
   for (int trial = 0; trial < 1000; ++trial) {
-    const Case documents(random);
+    const PackingCase documents(random);
     Packer packer = documents.packer();
     std::int64_t sample = 0;
     std::int64_t samples = 0;
@@ -134,7 +134,7 @@ TEST(Packer, EveryTokenIsInOneSampleOfAnEpoch) {
 TEST(Packer, ASampleIsAFunctionOfItsNumber) {
   std::mt19937 random(13);
   for (int trial = 0; trial < 200; ++trial) {
-    const Case documents(random);
+    const PackingCase documents(random);
     Packer in_order = documents.packer();
     std::vector<std::vector<Piece>> samples;
     for (std::int64_t n = 0; n < 150; ++n) samples.push_back(in_order.at(n));

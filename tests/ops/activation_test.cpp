@@ -3,8 +3,6 @@
 namespace trireme::ops {
 namespace {
 
-double logistic(double z) { return 1 / (1 + std::exp(-z)); }
-
 double gelu(double x) {
   // ½(1 + tanh u) as a logistic function: tanh itself would cancel for negative x.
   return x * logistic(2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));

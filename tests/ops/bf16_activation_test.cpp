@@ -19,8 +19,6 @@ std::vector<std::uint16_t> finite() {
   return bits;
 }
 
-double logistic(double z) { return 1 / (1 + std::exp(-z)); }
-
 /// 2u of GELU, and its slope.
 double gelu_argument(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
 double gelu_argument_slope(double x) {

@@ -25,6 +25,8 @@ namespace trireme::ops {
 /// Unit roundoff of fp32: a rounded operation is off by at most this, relatively.
 inline constexpr double roundoff = 1.0 / (1 << 24);
 
+inline double logistic(double z) { return 1 / (1 + std::exp(-z)); }
+
 /// An owned tensor with optional gaps between rows; the gaps hold a sentinel.
 template <class T>
 class ArrayOf {

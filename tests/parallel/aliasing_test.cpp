@@ -7,22 +7,12 @@
 #include "trireme/parallel/stage.hpp"
 #include "trireme/parallel/stage_memory.hpp"
 
+#include "support.hpp"
+
 namespace trireme::parallel::test {
 namespace {
 
 using Kind = UnitAction::Kind;
-
-model::ModelConfig model_of(int layers, bool tied) {
-  model::ModelConfig config;
-  config.layers = layers;
-  config.width = 32;
-  config.heads = 2;
-  config.vocabulary = 40;
-  config.sequence = 16;
-  config.tied = tied;
-  config.resolve();
-  return config;
-}
 
 /// Writes the parts' bytes in the order of forward and the groups' in the order of backward; each
 /// reader must find its own bytes. Returns the number of parts that alias gradients.

@@ -8,22 +8,12 @@
 
 #include "trireme/parallel/stage.hpp"
 
+#include "support.hpp"
+
 namespace trireme::parallel::test {
 namespace {
 
 using Kind = UnitAction::Kind;
-
-model::ModelConfig model_of(int layers, bool tied) {
-  model::ModelConfig config;
-  config.layers = layers;
-  config.width = 32;
-  config.heads = 2;
-  config.vocabulary = 40;
-  config.sequence = 16;
-  config.tied = tied;
-  config.resolve();
-  return config;
-}
 
 bool reads_parameters(const UnitAction& action) {
   return action.is_compute() && action.kind != Kind::backward_weight;

@@ -7,7 +7,7 @@
 namespace trireme::params {
 namespace {
 
-Parameter make(const std::string& name, const Shape& shape, int unit) {
+Parameter parameter(const std::string& name, const Shape& shape, int unit) {
   Parameter parameter{.name = name, .shape = shape};
   parameter.units = {unit};
   parameter.initialization = {Initialization::Kind::normal, 0.5};
@@ -16,9 +16,9 @@ Parameter make(const std::string& name, const Shape& shape, int unit) {
 
 TEST(Table, FindsRowsAndCountsThem) {
   ParameterTable table;
-  table.add(make("a", {3, 5}, 0));
-  table.add(make("b", {1}, 1));
-  const int tied = table.add(make("c", {17}, 1));
+  table.add(parameter("a", {3, 5}, 0));
+  table.add(parameter("b", {1}, 1));
+  const int tied = table.add(parameter("c", {17}, 1));
   table.share(tied, 3);
   EXPECT_EQ(table.elements(), 33);
   EXPECT_EQ(table.find("c"), 2);

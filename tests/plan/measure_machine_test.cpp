@@ -19,7 +19,7 @@
 namespace trireme::plan::test {
 namespace {
 
-using Kind = Work::Kind;
+using WorkKind = Work::Kind;
 
 /// Works of each kind, with the times that `machine` gives them.
 std::vector<MeasuredWork> works_on(const Machine& machine) {
@@ -30,16 +30,20 @@ std::vector<MeasuredWork> works_on(const Machine& machine) {
   for (const std::int64_t m : {32, 256, 2048}) {
     for (const std::int64_t n : {64, 512, 4096}) {
       for (const std::int64_t k : {128, 1024}) {
-        add({.kind = Kind::product, .m = m, .n = n, .k = k, .bytes = 4 * (m * n + n * k + m * k)});
+        add({.kind = WorkKind::product,
+             .m = m,
+             .n = n,
+             .k = k,
+             .bytes = 4 * (m * n + n * k + m * k)});
       }
     }
   }
-  for (const Kind kind : {Kind::attention, Kind::attention_backward}) {
+  for (const WorkKind kind : {WorkKind::attention, WorkKind::attention_backward}) {
     for (const std::int64_t tokens : {128, 512, 1024}) {
       add({.kind = kind, .m = tokens, .n = tokens, .k = 64, .count = 12, .causal = true});
     }
   }
-  for (const Kind kind : {Kind::memory, Kind::update}) {
+  for (const WorkKind kind : {WorkKind::memory, WorkKind::update}) {
     for (std::int64_t bytes = 4096; bytes < 1 << 28; bytes *= 8) {
       add({.kind = kind, .bytes = bytes});
     }
@@ -91,7 +95,7 @@ TEST(MeasuredMachine, HasTheShapesOfItsFastestType) {
     fast.work.type = DType::bf16;
     fast.seconds = truth.seconds(fast.work);
     works.push_back(fast);
-    if (each.work.kind != Kind::product) continue;
+    if (each.work.kind != WorkKind::product) continue;
     MeasuredWork slow = each;
     slow.seconds = each.work.flops() / 0.02e12;
     slow_works.push_back(slow);

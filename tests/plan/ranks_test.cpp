@@ -32,13 +32,13 @@ model::ModelConfig small_model(bool llama) {
   return config;
 }
 
-struct Case {
+struct RanksCase {
   bool llama;
   int tensor, data, shard, zero;
   bool snapshots, reproducible;
 };
 
-comm::GridShape shape_of(const Case& layout) {
+comm::GridShape grid_of(const RanksCase& layout) {
   comm::GridShape shape{{layout.tensor, 1, layout.data, 1}, layout.shard};
   const int tiles = layout.reproducible ? parallel::StageOptions().virtual_tensor : layout.tensor;
   shape.kv = model::Attention::kv_ranks(small_model(layout.llama), layout.tensor, tiles,
@@ -46,9 +46,9 @@ comm::GridShape shape_of(const Case& layout) {
   return shape;
 }
 
-std::int64_t bytes_of(const parallel::Stage& stage, const Case& layout, int rank) {
+std::int64_t bytes_of(const parallel::Stage& stage, const RanksCase& layout, int rank) {
   MemoryQuestion question;
-  question.shape = shape_of(layout);
+  question.shape = grid_of(layout);
   question.rank = rank;
   question.snapshots = layout.snapshots;
   const auto memory = predict_memory(stage, question);
@@ -56,8 +56,8 @@ std::int64_t bytes_of(const parallel::Stage& stage, const Case& layout, int rank
                          [](std::int64_t sum, const auto& use) { return sum + use.second; });
 }
 
-parallel::StageOptions options_of(const Case& layout, int rank) {
-  const comm::GridShape shape = shape_of(layout);
+parallel::StageOptions stage_options_of(const RanksCase& layout, int rank) {
+  const comm::GridShape shape = grid_of(layout);
   parallel::StageOptions options{.micro_batches = 8 / layout.data,
                                  .zero = layout.zero,
                                  .sequence_parallel = layout.tensor % 2 == 1,
@@ -66,21 +66,21 @@ parallel::StageOptions options_of(const Case& layout, int rank) {
   return options;
 }
 
-void expect_fullest(const Case& layout) {
+void expect_fullest(const RanksCase& layout) {
   SCOPED_TRACE(
       fmt::format("llama {} tensor {} data {} shard {} zero {} snapshots {} reproducible {}",
                   layout.llama, layout.tensor, layout.data, layout.shard, layout.zero,
                   layout.snapshots, layout.reproducible));
   const model::Transformer model(small_model(layout.llama));
-  const comm::GridShape shape = shape_of(layout);
+  const comm::GridShape shape = grid_of(layout);
   std::int64_t most = 0;
   for (int rank = 0; rank < shape.size(); ++rank) {
-    most = std::max(most, bytes_of({model, options_of(layout, rank)}, layout, rank));
+    most = std::max(most, bytes_of({model, stage_options_of(layout, rank)}, layout, rank));
   }
   std::int64_t found = 0;
-  const parallel::Pipeline pipeline(model, options_of(layout, 0));
-  for (const int tensor : distinct_tensor_ranks(model, options_of(layout, 0))) {
-    parallel::Stage stage(model, options_of(layout, tensor), pipeline);
+  const parallel::Pipeline pipeline(model, stage_options_of(layout, 0));
+  for (const int tensor : distinct_tensor_ranks(model, stage_options_of(layout, 0))) {
+    parallel::Stage stage(model, stage_options_of(layout, tensor), pipeline);
     for (const int data : fullest_data_ranks(stage, layout.data, layout.snapshots)) {
       stage.move_to(data);
       found = std::max(found, bytes_of(stage, layout, shape.rank({tensor, 0, data, 0})));
@@ -109,8 +109,8 @@ TEST(PlannedRanks, AreFewOfMany) {
   config.hidden = 14336;
   config.layers = 32;
   const model::Transformer model(config);
-  const Case layout{true, 64, 100'000, 100'000, 3, true, false};
-  parallel::StageOptions options = options_of(layout, 0);
+  const RanksCase layout{true, 64, 100'000, 100'000, 3, true, false};
+  parallel::StageOptions options = stage_options_of(layout, 0);
   options.micro_batches = 1;
   EXPECT_LE(distinct_tensor_ranks(model, options).size(), 16);  // 35 tokens and 997 ids on 64
   EXPECT_LE(fullest_data_ranks({model, options}, layout.data, true).size(), 20);
@@ -120,7 +120,7 @@ TEST(PlannedRanks, AreFewOfMany) {
 TEST(PlannedRanks, WriteWhatEachRankWrites) {
   const model::Transformer model(small_model(true));
   for (const int rank : {0, 1, 2}) {
-    const parallel::Stage stage(model, options_of({true, 3, 8, 8, 3, true, false}, rank));
+    const parallel::Stage stage(model, stage_options_of({true, 3, 8, 8, 3, true, false}, rank));
     const auto whole = checkpoint::piece_elements(stage.layout(), {stage.layout(), 8, 0});
     const auto shards = checkpoint::piece_elements(stage.layout(), stage.shards());
     for (int data = 0; data < 8; ++data) {

@@ -1,5 +1,6 @@
 // Entry point of the MPI test programs. Every rank runs every test; rank 0 prints. A failing rank
-// prints its failure and fails the launch.
+// prints its failure and fails the launch. With --gtest_fail_fast (or GTEST_FAIL_FAST=1) all ranks
+// end after the first test that fails on any of them.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -16,6 +17,15 @@ class RankPrinter : public testing::EmptyTestEventListener {
   }
 };
 
+class FailTogether : public testing::EmptyTestEventListener {
+  void OnTestEnd(const testing::TestInfo& test) override {
+    const int failed = test.result()->Failed();
+    int any = 0;
+    MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    if (any != 0 && failed == 0) ADD_FAILURE() << "this test failed on another rank";
+  }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -27,6 +37,7 @@ int main(int argc, char** argv) {
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
   if (rank != 0) delete listeners.Release(listeners.default_result_printer());
   listeners.Append(new RankPrinter);
+  if (GTEST_FLAG_GET(fail_fast)) listeners.Append(new FailTogether);
   int failed = RUN_ALL_TESTS();
   int any = 0;
   MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);

@@ -7,22 +7,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trireme/core/error.hpp"
+#include "support.hpp"
 
 namespace trireme::train {
 namespace {
 
 using ::testing::HasSubstr;
-
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 data::Batch batch_of_ones() {
   data::Batch batch;

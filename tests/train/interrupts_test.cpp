@@ -10,24 +10,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "trireme/core/error.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/train/policies.hpp"
+
+#include "support.hpp"
 
 namespace trireme::train {
 namespace {
 
 using ::testing::HasSubstr;
-
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 TEST(ParseSignals, NamesWithAndWithoutSig) {
   EXPECT_EQ(parse_signals("TERM, SIGUSR1,USR2"),

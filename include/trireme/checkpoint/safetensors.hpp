@@ -35,6 +35,9 @@ struct SafeTensorsHeader {
 
 inline constexpr std::int64_t most_header_bytes = 100'000'000;
 
+/// Of a tensor, passed on at once by import and export.
+inline constexpr std::int64_t block_elements = std::int64_t{4} << 20;
+
 /// Parses the JSON of a header whose data section has `data_bytes`. Throws Error that begins with
 /// `source`.
 SafeTensorsHeader parse_safetensors_header(std::string_view json, std::int64_t data_bytes,
