@@ -48,6 +48,13 @@ std::string summary(const data::PrepareOptions& options, const data::Manifest& m
          part("train", manifest.train) + part("valid", manifest.valid);
 }
 
+/// With prompts: how much of the training split is learned.
+std::string learned_line(const data::Prepared& prepared) {
+  if (!prepared.manifest.loss_weights) return {};
+  if (prepared.learned > 0) return fmt::format("learned  {} tokens\n", grouped(prepared.learned));
+  return "note: no token is learned: every training document is a prompt alone\n";
+}
+
 int run_prepare(comm::Session& session, const data::PrepareOptions& options) {
   device::MemoryLedger ledger;
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
@@ -68,7 +75,7 @@ int run_prepare(comm::Session& session, const data::PrepareOptions& options) {
   const std::int64_t bytes = everyone->all_reduce(prepared.bytes, comm::Reduction::sum);
   const double speed = static_cast<double>(bytes) / seconds.count() / 1e6;
   print_on_root(session,
-                summary(options, prepared.manifest) +
+                summary(options, prepared.manifest) + learned_line(prepared) +
                     fmt::format("time   {:.1f} s, {} read, {:.1f} MB/s, {:.1f} a rank\n",
                                 seconds.count(), bytes_text(bytes), speed, speed / session.size()));
   return 0;

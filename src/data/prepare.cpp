@@ -107,7 +107,7 @@ class Preparation {
     gather();
     ranks_.agree([&] { write_shards(); });
     finish();
-    return {std::move(manifest_), encoded_};
+    return {std::move(manifest_), encoded_, learned_};
   }
 
  private:
@@ -313,8 +313,9 @@ class Preparation {
         plan_shards(SplitName::valid, train_, spools_->tokens() - train_, options_.shard_tokens);
     shards_.insert(shards_.end(), valid.begin(), valid.end());
     for (std::size_t i = ranks_.rank(); i < shards_.size(); i += ranks_.size()) {
-      const ShardInfo shard = write_shard(*spools_, shards_[i], path_);
-      written_[std::to_string(i)] = {shard.documents, shard.xxh3};
+      std::int64_t learned = 0;
+      const ShardInfo shard = write_shard(*spools_, shards_[i], path_, learned);
+      written_[std::to_string(i)] = {shard.documents, shard.xxh3, learned};
     }
   }
 
@@ -325,6 +326,7 @@ class Preparation {
       const json& written = written_.at(std::to_string(i));
       (i < train_shards_ ? manifest_.train : manifest_.valid)
           .push_back({shards_[i].file, shards_[i].tokens, written[0], written[1]});
+      if (i < train_shards_) learned_ += written[2].get<std::int64_t>();
     }
     ranks_.agree([&] {
       if (ranks_.rank() > 0) return;
@@ -352,6 +354,7 @@ class Preparation {
   std::int64_t encoded_ = 0;            // bytes, by this rank
   std::optional<Spools> spools_;
   std::int64_t train_ = 0;
+  std::int64_t learned_ = 0;  // of the training split
   std::vector<ShardPlan> shards_;
   std::size_t train_shards_ = 0;
   json written_ = json::object();  // documents and hash by number of the shard

@@ -190,7 +190,7 @@ std::vector<ShardPlan> plan_shards(SplitName split, std::int64_t begin, std::int
 }
 
 ShardInfo write_shard(const Spools& spools, const ShardPlan& plan,
-                      const std::filesystem::path& folder) {
+                      const std::filesystem::path& folder, std::int64_t& learned) {
   const std::int64_t first = spools.documents_until(plan.begin);
   const std::int64_t documents = spools.documents_until(plan.begin + plan.tokens) - first;
   const std::filesystem::path path = folder / plan.file;
@@ -200,8 +200,12 @@ ShardInfo write_shard(const Spools& spools, const ShardPlan& plan,
     const std::int64_t count = std::min(piece, plan.tokens - done);
     spools.read_tokens(plan.begin + done, count, elements);
     writer.append_tokens(elements);
-    if (!spools.has_weights()) continue;
+    if (!spools.has_weights()) {
+      learned += count;
+      continue;
+    }
     spools.read_weights(plan.begin + done, count, elements);
+    learned += count - std::ranges::count(elements, std::byte{0});
     writer.append_weights(elements);
   }
   for (std::int64_t done = 0; done < documents; done += piece) {

@@ -123,7 +123,8 @@ struct ShardPlan {
 /// Those of a split of the tokens [begin, begin + tokens).
 std::vector<ShardPlan> plan_shards(SplitName split, std::int64_t begin, std::int64_t tokens,
                                    std::int64_t shard_tokens);
+/// Adds the number of its tokens that have a loss to `learned`.
 ShardInfo write_shard(const Spools& spools, const ShardPlan& plan,
-                      const std::filesystem::path& folder);
+                      const std::filesystem::path& folder, std::int64_t& learned);
 
 }  // namespace trireme::data

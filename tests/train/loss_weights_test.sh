@@ -15,6 +15,8 @@ awk 'BEGIN { srand(7); for (i = 0; i < 600; ++i) {
   printf "{\"question\": \""; for (j = 0; j < 24; ++j) printf "%d", int(10 * rand()); print "\", \"answer\": \" the sea\"}" } }' > chats.jsonl
 prepare() { "$TRIREME" prepare --input chats.jsonl --documents jsonl:answer "$@" > text 2> errors || fail "prepare $*"; }
 prepare --output answers --prompt question
+# " the sea" and its end are nine tokens, and nine documents in ten are trained on.
+grep -qx 'learned  4,860 tokens' text || fail "prepare does not say what is learned"
 sed 's/"question": "\([0-9]*\)", "answer": "/"answer": "\1/' chats.jsonl > whole.jsonl
 "$TRIREME" prepare --input whole.jsonl --documents jsonl:answer --output whole > text 2> errors || fail "prepare whole"
 "$TRIREME" inspect answers --verify > text 2> errors || fail "inspect"
@@ -46,6 +48,10 @@ awk -v a="$(last one loss)" -v b="$(last digits loss)" 'BEGIN { exit !(a < 0.5 &
 # 9 of 33 tokens are targets.
 awk -v a="$(last one tokens)" -v b="$(last digits tokens)" 'BEGIN { exit !(a / b > 0.25 && a / b < 0.3) }' ||
   fail "$(last one tokens) and $(last digits tokens) targets"
+
+sed 's/ the sea//' chats.jsonl > silent.jsonl
+"$TRIREME" prepare --input silent.jsonl --documents jsonl:answer --prompt question --end-of-document none --output silent > text 2> errors || fail "prepare silent"
+grep -q '^note: no token is learned: ' text || fail "a dataset without answers is not noted"
 
 # One answer behind a prompt of 19 windows: most steps have no target.
 awk 'BEGIN { printf "{\"question\": \""; for (i = 0; i < 1213; ++i) printf "%d", i % 7; print "\", \"answer\": \"yes\"}" }' > chats.jsonl

@@ -18,13 +18,16 @@ run() {  # ranks, run folder, further flags
 }
 steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second|seal)": ?[^,}]*,?//g'; }
 
-for method in "adamw" "sgd --optim.learning_rate 0.05"; do
+# Every optimizer that there is.
+optimizers=$("$TRIREME" train --help | sed -nE 's/.*--optim\.name=.*\[(.*)\].*/\1/p' | tr -d ,)
+grep -qw adamw <<< "$optimizers" && grep -qw sgd <<< "$optimizers"
+for method in $optimizers; do
   for ranks in 1 2; do
     rm -rf straight halves
-    run "$ranks" straight --optim.name $method
-    run "$ranks" halves --optim.name $method --train.stop_after 10
+    run "$ranks" straight --optim.name "$method" --optim.learning_rate 0.02
+    run "$ranks" halves --optim.name "$method" --optim.learning_rate 0.02 --train.stop_after 10
     [ "$(steps halves | wc -l)" -eq 10 ]
-    run "$ranks" halves --optim.name $method
+    run "$ranks" halves --optim.name "$method" --optim.learning_rate 0.02
     [ "$(steps straight | wc -l)" -eq 20 ]
     diff <(steps straight) <(steps halves)
     for file in straight/step-00000020/*.h5; do

@@ -37,8 +37,9 @@ struct PrepareOptions {
 
 /// What prepare() made.
 struct Prepared {
-  Manifest manifest;       // on every rank
-  std::int64_t bytes = 0;  // of the inputs that this rank has encoded
+  Manifest manifest;         // on every rank
+  std::int64_t bytes = 0;    // of the inputs that this rank has encoded
+  std::int64_t learned = 0;  // tokens of the training split with a loss, on every rank
 };
 /// Streams the inputs (memory does not grow with them), writes `output.tmp-PID`, then renames it.
 /// On any failure nothing is left behind; what a killed process leaves, the next one with the same
