@@ -298,9 +298,8 @@ void choose_attempt(Run& run, const ReadOptions& options) {
   run.chosen = best;
   if (best == last || run.attempts[last].step_class == run.attempts[best].step_class) return;
   run.notes.push_back(
-      fmt::format("figures are of attempts laid out as attempt {:04}, {} counted steps; attempt "
-                  "{:04}, the last "
-                  "one, is laid out otherwise and has {}",
+      fmt::format("figures are of attempts like attempt {:04}, {} counted steps; attempt "
+                  "{:04}, the last one, has other settings, layout or hosts, and {}",
                   run.attempts[best].number, most, run.attempts[last].number,
                   tried[run.attempts[last].step_class]));
 }

@@ -29,22 +29,22 @@ TEST(BestFit, EqualsASearchOfAllBins) {
   std::mt19937 random(3);
   for (int trial = 0; trial < 300; ++trial) {
     const std::uint32_t capacity = 1 + random() % 40;
-    std::vector<std::uint32_t> lengths(random() % 60), rooms;
+    std::vector<std::uint32_t> lengths(random() % 60), spaces;
     for (std::uint32_t& length : lengths) length = 1 + random() % capacity;
     const std::vector<std::uint32_t> bins = best_fit(lengths, capacity);
     ASSERT_EQ(bins.size(), lengths.size());
     for (std::size_t i = 0; i < lengths.size(); ++i) {
-      std::uint32_t least = capacity + 1;  // room of the fullest bin that has enough
-      for (const std::uint32_t room : rooms) {
-        if (room >= lengths[i]) least = std::min(least, room);
+      std::uint32_t least = capacity + 1;  // space of the fullest bin that has enough
+      for (const std::uint32_t space : spaces) {
+        if (space >= lengths[i]) least = std::min(least, space);
       }
       if (least > capacity) {
-        ASSERT_EQ(bins[i], rooms.size());
-        rooms.push_back(capacity);
+        ASSERT_EQ(bins[i], spaces.size());
+        spaces.push_back(capacity);
       } else {
-        ASSERT_EQ(rooms.at(bins[i]), least);
+        ASSERT_EQ(spaces.at(bins[i]), least);
       }
-      rooms[bins[i]] -= lengths[i];
+      spaces[bins[i]] -= lengths[i];
     }
   }
 }

@@ -8,7 +8,7 @@
 // weight (the right factor of a product, a bias, gain or table) may be fp32 beside bf16: it is
 // rounded to nearest as it is read. A norm's gain and bias are of one type. Statistics (mean, rstd,
 // lse, maximum, sum, factor, weights), frequencies and gradients of weights (+=, but where a
-// product is told to write) are fp32, and so is all arithmetic except the factors of products.
+// product is asked to write) are fp32, and so is all arithmetic except the factors of products.
 //
 // Views are contiguous unless a comment says "strided". Operations are done in the order of the
 // calls, not before they return: the host reads results through device::Device.
