@@ -86,10 +86,10 @@ struct ResolvedConfig : BuiltInConfig {
                  comm::Session& session, From from = From::decides);
 };
 
-/// Refuses --model.…, --optim.… and the like where a checkpoint decides: nothing that a user types
-/// is ignored. `subcommand` is named in the message.
-void refuse_settings_of_the_run(const std::vector<Setting>& settings,
-                                const std::string& subcommand);
+/// Refuses --model.…, --optim.… and the like where they would be ignored, by default because a
+/// checkpoint decides. `subcommand` is named in the message.
+void refuse_settings_of_the_run(const std::vector<Setting>& settings, const std::string& subcommand,
+                                const std::string& reason = "the checkpoint decides it");
 
 /// Of a job that is planned.
 inline constexpr std::int64_t most_ranks = 1 << 20;

@@ -83,10 +83,16 @@ void take_model(config::Fields& fields, const train::RunConfig& config) {
     conflicts += (conflicts.empty() ? "" : ", ") + conflict;
   };
   for (const auto& [name, value] : values.items()) {
-    const config::Field& field = fields.at("model." + name, "train.from");
+    config::Field& field = fields.at("model." + name, "train.from");
     const nlohmann::json given = config::to_json(field.value());
     if (field.source == config::Source::built_in || given == value) continue;
     if (name == "preset" || name == "dropout" || name == "attention_dropout") continue;
+    const bool may_be_0 =
+        name == "vocabulary" || name == "hidden" || name == "kv_heads" || name == "positions";
+    if (may_be_0 && given == 0) {  // which leaves it to the model
+      field.source = config::Source::built_in;
+      continue;
+    }
     if (name == "sequence") {
       if (model.rotary() || given.get<std::int64_t>() <= model.trained_length()) continue;
       add(fmt::format("model.sequence = {} ({}) and learned positions for {}", given.dump(),
@@ -226,13 +232,12 @@ std::vector<Setting> RunSources::with_device(std::vector<Setting> settings) cons
   return settings;
 }
 
-void refuse_settings_of_the_run(const std::vector<Setting>& settings,
-                                const std::string& subcommand) {
+void refuse_settings_of_the_run(const std::vector<Setting>& settings, const std::string& subcommand,
+                                const std::string& reason) {
   for (const Setting& setting : settings) {
     for (const char* section : {"model.", "optim.", "precision.", "checkpoint."}) {
       if (!setting.key.starts_with(section) || setting.key == "model.sequence") continue;
-      throw AgreedError("--{}: {}: the checkpoint decides it; leave it out", setting.key,
-                        subcommand);
+      throw AgreedError("--{}: {}: {}; leave it out", setting.key, subcommand, reason);
     }
   }
 }
@@ -314,7 +319,7 @@ std::int64_t parse_size(const std::string& flag, const std::string& text) {
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   const auto found = units.find(name);
   if (error != std::errc() || found == units.end() || number < 1 || number > most / found->second) {
-    throw ConfigError(flag, text, "must be a number of bytes, KB, MB or GB",
+    throw ConfigError(flag, text, "must be a number above 0 of bytes, KB, MB, GB, KiB, MiB or GiB",
                       "write for example 5GB");
   }
   return number * found->second;

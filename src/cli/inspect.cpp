@@ -50,16 +50,25 @@ std::string show_blend(const std::string& path, const InspectOptions& options) {
   std::string text = line("blend", config::one_line(path)) +
                      line("tokenizer", corpus.manifest().tokenizer) +
                      line("vocabulary", grouped(corpus.manifest().vocabulary));
-  text += fmt::format("\n{:<24}{:>9}{:>18}{:>18}  {}\n", "source", "share", "train tokens",
-                      "valid tokens", "folder");
-  const data::Shares& shares = corpus.order().begun(0).phase.shares;
+  // A column of shares for each phase. Samples have one token here.
+  text += fmt::format("\n{:<24}", "source");
+  for (const data::BlendPhase& phase : corpus.phases()) {
+    text += corpus.phases().size() == 1 ? fmt::format("{:>9}", "share")
+                                        : fmt::format("  from {:>15}", grouped(phase.first));
+  }
+  text += fmt::format("{:>18}{:>18}  {}\n", "train tokens", "valid tokens", "folder");
   for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
     const data::Corpus::Source& source = corpus.sources()[i];
-    text += fmt::format(
-        "{:<24}{:>7.3g} %{:>18}{:>18}  {}\n", config::one_line(source.name),
-        100 * static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all),
-        grouped(source.tokens(data::SplitName::train)),
-        grouped(source.tokens(data::SplitName::valid)), source.dataset.folder().string());
+    text += fmt::format("{:<24}", config::one_line(source.name));
+    for (const auto& [first, shares] : corpus.phases()) {
+      text +=
+          fmt::format("{:>{}.3g} %",
+                      100 * static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all),
+                      corpus.phases().size() == 1 ? 7 : 20);
+    }
+    text += fmt::format("{:>18}{:>18}  {}\n", grouped(source.tokens(data::SplitName::train)),
+                        grouped(source.tokens(data::SplitName::valid)),
+                        source.dataset.folder().string());
     if (options.verify) source.dataset.verify();
   }
   if (options.verify)

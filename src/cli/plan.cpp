@@ -53,7 +53,7 @@ int narrowed(const char* flag, std::int64_t value) {
 
 schedule::Schedule schedule_of(const PlanOptions& options) {
   const int stages = narrowed("--stages", options.stages);
-  const int micro_batches = narrowed("micro-batches", options.micro_batches);
+  const int micro_batches = narrowed("--micro-batches", options.micro_batches);
   const int chunks = narrowed("--virtual-stages", options.virtual_stages);
   if (const auto path = schedule::path_of(options.schedule))
     return schedule::read_schedule(*path, {stages, micro_batches, chunks});
@@ -137,6 +137,22 @@ void check_given(const PlanOptions& options) {
     throw UsageError("plan: --svg-ranks belongs to --svg with --ranks and --machine");
   }
   if (options.search && options.json) throw UsageError("plan: --search has no --json");
+  if (options.ranks > 0 || !options.measured.empty()) {
+    const PlanOptions usual;
+    for (const auto& [flag, given] : {std::pair("--schedule", options.schedule != usual.schedule),
+                                      std::pair("--stages", options.stages > 0),
+                                      std::pair("--micro-batches", options.micro_batches > 0),
+                                      std::pair("--virtual-stages", options.virtual_stages > 0),
+                                      std::pair("--costs", options.costs != usual.costs),
+                                      std::pair("--latency", options.latency != usual.latency),
+                                      std::pair("--csv", !options.csv.empty())}) {
+      if (!given) continue;
+      throw UsageError(
+          "plan: {} draws a schedule, without --ranks and --measured; a run has parallel.schedule, "
+          "parallel.pipeline, parallel.virtual_stages and train.micro_batch",
+          flag);
+    }
+  }
   if (options.ranks > 0) return;
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
   if (!options.memory.empty()) throw UsageError("plan: --memory belongs to --ranks");
@@ -171,7 +187,7 @@ void add_plan(CLI::App& app, Command& command) {
       ->default_str("");
   add_value(*plan, "--costs", options->costs,
             "times F,I,W of a virtual stage, or\na file with a line for each");
-  add_value(*plan, "--latency", options->latency, "time of a message", config::non_negative());
+  add_value(*plan, "--latency", options->latency, "time of a message", config::below(0, 1e100));
   plan->add_option("--svg", options->svg,
                    "write a Gantt chart: of the schedule, or with\n--machine of the step")
       ->type_name("FILE");
@@ -212,7 +228,8 @@ void add_plan(CLI::App& app, Command& command) {
     check_given(*options);
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
       const bool runs = options->ranks > 0 || !options->measured.empty();
-      if (!runs) refuse_settings_of_the_run(settings, "plan without --ranks");
+      if (!runs)
+        refuse_settings_of_the_run(settings, "plan without --ranks", "a schedule has no model");
       ResolvedConfig resolved(options->file, settings, session);
       const std::string text = on_rank_zero(session, [&] {
         if (!options->measured.empty()) {

@@ -381,7 +381,7 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
   Plan plan{.shape = shape,
             .threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)),
             .on_host = facts.host,
-            .ranks_of_node = per_node};
+            .ranks_of_node = std::min<std::int64_t>(per_node, facts.world)};
   const Columns columns(config, facts, plan);
   plan.parameters = columns.parameters();
   plan.columns = columns.all();

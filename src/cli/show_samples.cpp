@@ -13,13 +13,15 @@ namespace trireme::cli {
 
 namespace {
 
-/// Where the run would begin: after the newest checkpoint of its folder, or at 0.
+/// Where the run would begin: after the checkpoint that it would load, or at 0.
 train::Position resume(data::Corpus& corpus, const train::RunConfig& config) {
-  if (config.checkpoint.resume != "auto") return {};
-  const auto newest = checkpoint::newest(config.train.output);
-  if (!newest) return {};
-  const train::ResumePoint point = train::resume_point(config, checkpoint::Reader(*newest));
-  corpus.resume(point.position.samples, point.blend, point.data, newest->string());
+  std::vector<std::string> passed_over;
+  const std::string folder = train::resume_folder(config, passed_over);
+  if (folder.empty()) return {};
+  const checkpoint::Reader reader(folder);
+  train::check_checkpoint(config, reader);
+  const train::ResumePoint point = train::resume_point(config, reader);
+  corpus.resume(point.position.samples, point.blend, point.data, folder);
   corpus.resume_packed(point.packed);
   return point.position;
 }
@@ -57,6 +59,10 @@ std::string show_samples(const train::RunConfig& config, const train::LayoutFact
   const std::int64_t length = config.model.sequence;
   data::Corpus corpus = data::Corpus::open(config.data.path, length);
   const train::Position position = resume(corpus, config);
+  if (position.step >= train.steps) {
+    throw Error("--samples {}: the run is at step {} of {}; raise train.steps", step, position.step,
+                train.steps);
+  }
   if (step <= position.step || step > train.steps) {
     throw Error("--samples {}: the run takes steps {} to {}; name one of them", step,
                 position.step + 1, train.steps);

@@ -29,10 +29,12 @@ Only files of the folder are read, on any machine that sees it.)";
 /// The newest attempt of a run folder. Throws Error where there is none.
 fs::path newest_attempt(const fs::path& run) {
   fs::path newest;
+  int last = 0;
   std::error_code error;
   for (fs::directory_iterator entry(run / "attempts", error), end; !error && entry != end;
        entry.increment(error)) {
-    if (entry->path() > newest) newest = entry->path();
+    const int number = report::attempt_number(entry->path().filename().string());
+    if (number > last) last = number, newest = entry->path();
   }
   if (newest.empty()) {
     throw Error("{}: has no attempts/; name the folder of a run (train.output)", run.string());
@@ -85,18 +87,11 @@ T value_of(const json& object, const char* key, T absent) {
 /// What has been read of an attempt.
 class Progress {
  public:
-  explicit Progress(const fs::path& run) : run_(run), attempt_(newest_attempt(run)) {
-    const fs::path file = attempt_ / "run.json";
-    std::error_code error;
-    if (fs::exists(file, error)) {
-      facts_ = parse_json(read_small_file(file, std::int64_t{1} << 28), file.string());
-    }
-    const json::json_pointer steps("/config/train/steps");
-    if (facts_.contains(steps) && facts_.at(steps).is_number()) total_ = facts_.at(steps);
-  }
+  explicit Progress(const fs::path& run) : run_(run), attempt_(newest_attempt(run)) {}
 
   /// Reads what is new. Returns lines for --follow: events, and the last step.
   std::string update() {
+    read_facts();
     std::string text, step;
     for (const json& line : lines_.read()) {
       const auto type = value_of<std::string>(line, "type", "");
@@ -106,6 +101,7 @@ class Progress {
             "step {}: {}: {}", value_of<std::int64_t>(line, "step", 0), config::one_line(event),
             config::one_line(value_of<std::string>(line, "text", "")));
         text += shown + "\n";
+        if (event == "failed") failure_ = config::one_line(value_of<std::string>(line, "text", ""));
         if (event != "save" && event != "changed") warnings_.push_back(shown);
         if (warnings_.size() > 3) warnings_.pop_front();
       } else if (type == "evaluation") {
@@ -120,7 +116,8 @@ class Progress {
                  .learning_rate = value_of(line, "learning_rate", 0.0),
                  .seconds = value_of(line, "seconds", 0.0),
                  .tokens_per_second = value_of(line, "tokens_per_second", 0.0),
-                 .mfu = value_of(line, "mfu", 0.0)};
+                 .mfu = value_of(line, "mfu", 0.0),
+                 .skipped = config::one_line(value_of<std::string>(line, "skipped", ""))};
         seconds_.push_back(step_.seconds);
         if (seconds_.size() > 20) seconds_.pop_front();
         step = report::step_line(step_, total_, left()) + "\n";
@@ -140,16 +137,22 @@ class Progress {
       text += line("ranks", fmt::format("{}: {}", grouped(ranks),
                                         value_of<std::string>(facts_, "layout", "")));
     }
-    if (step_.step == 0) return text + line("step", "none yet");
-    text += line("step", fmt::format("{} of {} ({:.1f} %), {} ago", grouped(step_.step),
-                                     grouped(total_), 100.0 * share(), age(metrics())));
-    text +=
-        line("loss", fmt::format("{:.4f}, gradient norm {:.3f}", step_.loss, step_.gradient_norm));
-    if (!valid_.empty()) text += line("valid loss", valid_);
-    text += line("speed", fmt::format("{} tokens/s, {:.3g} s a step (median of {})",
-                                      grouped(static_cast<std::int64_t>(step_.tokens_per_second)),
-                                      median(), seconds_.size()));
-    if (running()) text += line("left", report::duration_text(left()));
+    if (step_.step == 0) {
+      text += line("step", first_step() == 0 ? "none yet"
+                                             : fmt::format("{} of {}, none in this attempt",
+                                                           grouped(first_step()), grouped(total_)));
+    } else {
+      text += line("step", fmt::format("{} of {} ({:.1f} %), {} ago", grouped(step_.step),
+                                       grouped(total_), 100.0 * share(), age(metrics())));
+      text += line("loss",
+                   fmt::format("{:.4f}, gradient norm {:.3f}{}", step_.loss, step_.gradient_norm,
+                               step_.skipped.empty() ? "" : ", skipped: " + step_.skipped));
+      if (!valid_.empty()) text += line("valid loss", valid_);
+      text += line("speed", fmt::format("{} tokens/s, {:.3g} s a step (median of {})",
+                                        grouped(static_cast<std::int64_t>(step_.tokens_per_second)),
+                                        median(), seconds_.size()));
+      if (running()) text += line("left", report::duration_text(left()));
+    }
     const auto newest = checkpoint::newest(run_);
     text += line("checkpoint", newest ? fmt::format("{}, {} ago", newest->filename().string(),
                                                     age(*newest / "manifest.json"))
@@ -158,7 +161,22 @@ class Progress {
     return text;
   }
 
+  /// Whether the run has begun another attempt since.
+  bool superseded() const { return newest_attempt(run_) != attempt_; }
+
  private:
+  /// run.json, which is written once the model is there.
+  void read_facts() {
+    const fs::path file = attempt_ / "run.json";
+    std::error_code error;
+    if (!facts_.empty() || !fs::exists(file, error)) return;
+    facts_ = parse_json(read_small_file(file, std::int64_t{1} << 28), file.string());
+    const json::json_pointer steps("/config/train/steps");
+    if (facts_.contains(steps) && facts_.at(steps).is_number()) total_ = facts_.at(steps);
+  }
+  /// The step at which the attempt began.
+  std::int64_t first_step() const { return value_of<std::int64_t>(facts_, "first_step", 0); }
+
   fs::path metrics() const { return attempt_ / "metrics.jsonl"; }
   double share() const {
     return total_ > 0 ? static_cast<double>(step_.step) / static_cast<double>(total_) : 0;
@@ -166,7 +184,8 @@ class Progress {
   double median() const {
     std::vector<double> sorted(seconds_.begin(), seconds_.end());
     std::sort(sorted.begin(), sorted.end());
-    return sorted.empty() ? 0 : sorted[sorted.size() / 2];
+    if (sorted.empty()) return 0;
+    return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
   }
   double left() const {
     return median() * static_cast<double>(std::max<std::int64_t>(0, total_ - step_.step));
@@ -175,11 +194,12 @@ class Progress {
   std::string state() const {
     const train::LockOwner owner = train::lock_owner(run_);
     if (owner.alive) return "running, " + owner.name;
+    if (!failure_.empty()) return "failed: " + failure_;
     std::error_code error;
     if (!fs::exists(attempt_ / "summary.json", error)) {
       return "ended without a summary: killed, or its node is lost; start the same command again";
     }
-    return step_.step >= total_ ? "done" : "stopped before its last step";
+    return std::max(step_.step, first_step()) >= total_ ? "done" : "stopped before its last step";
   }
   static std::string age(const fs::path& file) {
     std::error_code error;
@@ -196,13 +216,13 @@ class Progress {
   report::StepMetrics step_;
   std::deque<double> seconds_;
   std::deque<std::string> warnings_;
-  std::string valid_;
+  std::string valid_, failure_;
 };
 
 std::string show(const fs::path& run, bool follow) {
   Progress progress(run);
   progress.update();
-  if (!follow) return progress.summary();
+  if (!follow || !progress.running()) return progress.summary();
   const auto print = [](const std::string& text) {
     std::fputs(text.c_str(), stdout);
     std::fflush(stdout);
@@ -210,6 +230,7 @@ std::string show(const fs::path& run, bool follow) {
   print(progress.summary());
   while (progress.running()) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (progress.superseded()) progress = Progress(run);
     print(progress.update());
   }
   return progress.update() + progress.summary();

@@ -34,6 +34,8 @@ std::string to_text(const Manifest& manifest);
 
 /// Throws Error that begins with `where` for anything but what `to_text` writes.
 Manifest parse_manifest(const std::string& text, const std::string& where);
+/// 1 to 255 bytes that stay on one line where errors print them.
+bool is_plain_text(const std::string& text);
 
 inline constexpr std::int64_t chunk_elements = std::int64_t{1} << 16;
 

@@ -35,11 +35,7 @@ std::string text_of(const json& object, const std::string& key, const std::strin
   const json& value = object.at(key);
   if (!value.is_string()) refuse(where, fmt::format("\"{}\" is not text", key));
   auto text = value.get<std::string>();
-  // What is printed in errors must stay on one line.
-  const bool plain = std::none_of(text.begin(), text.end(), [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
-  });
-  if (text.empty() || text.size() > 255 || !plain) {
+  if (!is_plain_text(text)) {
     refuse(where, fmt::format("\"{}\" is not 1 to 255 printable bytes", key));
   }
   return text;
@@ -129,6 +125,12 @@ void read_tokenizer(const json& object, std::int64_t most_ids, Manifest& manifes
 }
 
 }  // namespace
+
+bool is_plain_text(const std::string& text) {
+  return !text.empty() && text.size() <= 255 && std::ranges::none_of(text, [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+  });
+}
 
 std::string name_of(SplitName split) { return split == SplitName::train ? "train" : "valid"; }
 

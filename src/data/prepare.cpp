@@ -10,6 +10,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
+#include "trireme/core/text.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "dataset_files.hpp"
@@ -165,8 +166,7 @@ class Preparation {
       manifest_ = described_tokenizer(json::parse(text), path_.string());
       if (open_ == nullptr) tokenizer_ = load_tokenizer(manifest_, path_);
     });
-    manifest_.name =
-        options_.name.empty() ? plain_output(options_).filename().string() : options_.name;
+    manifest_.name = dataset_name(options_);
     manifest_.loss_weights = !options_.prompt.empty();
     manifest_.element_bytes = manifest_.vocabulary <= (std::int64_t{1} << 16) ? 2 : 4;
   }
@@ -300,8 +300,9 @@ class Preparation {
     ranks_.agree([&] {
       train_ = training_tokens(*spools_, options_.valid_fraction);
       if (train_ == 0 && (options_.valid_fraction < 1 || spools_->tokens() == 0)) {
-        throw Error("--input {}: {} documents of {} tokens in all; a dataset needs more text",
-                    options_.inputs.front().string(), spools_->documents(), spools_->tokens());
+        throw Error("--input {}: {} of {} in all; a dataset needs more text",
+                    options_.inputs.front().string(), counted(spools_->documents(), "document"),
+                    counted(spools_->tokens(), "token"));
       }
     });
   }

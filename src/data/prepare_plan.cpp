@@ -1,12 +1,16 @@
 #include "prepare_plan.hpp"
 
+#include <set>
 #include <system_error>
+#include <utility>
 
 #include <sys/stat.h>
 
+#include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
 #include "trireme/data/tokenizer.hpp"
 
+#include "dataset_files.hpp"
 #include "documents.hpp"
 
 namespace trireme::data {
@@ -27,6 +31,23 @@ void check_options(const PrepareOptions& options) {
     throw Error("--sample-sentences {}: must be at least 1; use {}", options.sample_sentences,
                 PrepareOptions{}.sample_sentences);
   }
+  const std::string name = dataset_name(options);
+  if (!is_plain_text(name)) {
+    throw Error("{} {}: a dataset's name must be 1 to 255 printable bytes; give another --name",
+                options.name.empty() ? "--output" : "--name",
+                config::one_line(config::shortened(name, 80)));
+  }
+  std::set<std::pair<dev_t, ino_t>> seen;
+  for (const fs::path& input : options.inputs) {
+    struct stat file {};
+    if (::stat(input.c_str(), &file) != 0) continue;  // refused where it is opened
+    if (S_ISREG(file.st_mode) && !seen.insert({file.st_dev, file.st_ino}).second) {
+      throw Error(
+          "--input {}: is named twice, so validation would hold text that is trained on; name it "
+          "once (a blend repeats a dataset)",
+          config::one_line(input.string()));
+    }
+  }
 }
 
 fs::path plain_output(const PrepareOptions& options) {
@@ -37,6 +58,10 @@ fs::path plain_output(const PrepareOptions& options) {
                 options.output.string());
   }
   return output;
+}
+
+std::string dataset_name(const PrepareOptions& options) {
+  return options.name.empty() ? plain_output(options).filename().string() : options.name;
 }
 
 std::string plan_of(const PrepareOptions& options, OpenTokens open) {

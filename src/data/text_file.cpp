@@ -94,9 +94,9 @@ class Gzip final : public Compressed {
     stream_.next_out = reinterpret_cast<Bytef*>(text);
     stream_.avail_out = static_cast<uInt>(bytes);
     const int result = inflate(&stream_, Z_NO_FLUSH);
+    take(left() - stream_.avail_in);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) fail("is damaged");
     ended_ = result == Z_STREAM_END;
-    take(left() - stream_.avail_in);
     return bytes - stream_.avail_out;
   }
   bool whole() const override { return ended_; }
@@ -120,9 +120,9 @@ class Zstandard final : public Compressed {
     ZSTD_inBuffer in{input(), left(), 0};
     ZSTD_outBuffer out{text, bytes, 0};
     const std::size_t result = ZSTD_decompressStream(stream_.get(), &out, &in);
+    take(in.pos);
     if (ZSTD_isError(result) != 0) fail("is damaged");
     ended_ = result == 0;
-    take(in.pos);
     return out.pos;
   }
   bool whole() const override { return ended_; }

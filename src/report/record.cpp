@@ -20,13 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// The number of an attempt folder's name, or 0.
-int attempt_number(const std::string& name) {
-  if (name.size() < 4 || name.size() > 8) return 0;
-  if (name.find_first_not_of("0123456789") != std::string::npos) return 0;
-  return std::stoi(name);
-}
-
 fs::path make_attempt(const fs::path& run_folder) {
   const fs::path attempts = run_folder / "attempts";
   std::error_code error;
@@ -84,6 +77,12 @@ std::string mebibytes(std::int64_t bytes) {
 }
 
 }  // namespace
+
+int attempt_number(const std::string& name) {
+  if (name.size() < 4 || name.size() > 8) return 0;
+  if (name.find_first_not_of("0123456789") != std::string::npos) return 0;
+  return std::stoi(name);
+}
 
 RunRecord::RunRecord(const fs::path& run_folder, const ReportConfig& config)
     : folder_(make_attempt(run_folder)) {
@@ -286,10 +285,8 @@ bool as_predicted(const std::vector<MemoryRow>& rows) {
   });
 }
 
-std::string memory_table(const std::vector<MemoryRow>& rows) {
-  // Predictions in part are of devices that are not the host: what a GPU and the host hold does not
-  // add up to anything.
-  const bool gpu = std::ranges::any_of(rows, &MemoryRow::in_part);
+std::string memory_table(const std::vector<MemoryRow>& rows, bool gpu) {
+  // What a GPU and the host hold does not add up to anything.
   const auto on_host = [&](const MemoryRow& row) {
     return gpu && (row.name == device::name_of(device::Use::snapshot) ||
                    row.name == device::name_of(device::Use::offloaded));

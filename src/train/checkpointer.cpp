@@ -97,33 +97,40 @@ void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
   checkpoint::load_pieces(reader, prefix, state, flat, sharded);
 }
 
+std::string resume_folder(const RunConfig& config, std::vector<std::string>& passed_over) {
+  const std::string& resume = config.checkpoint.resume;
+  const auto newest = checkpoint::newest(config.train.output, &passed_over);
+  std::string own = newest ? newest->string() : std::string();
+  if (resume == "auto") {
+    if (!own.empty() || passed_over.empty()) return own;
+    throw Error(
+        "{}; no checkpoint of {} is whole: restore one, or start from the beginning with "
+        "--resume never, which keeps them aside",
+        passed_over.front(), config.train.output);
+  }
+  const std::string mend = "name another train.output, or move its checkpoints away";
+  if (resume == "never") {
+    if (own.empty()) return own;
+    throw Error("checkpoint.resume = never: {} is there already; {}", own, mend);
+  }
+  const std::filesystem::path named = find_checkpoint(resume);
+  if (own.empty() || same_folder(named, own)) return named.string();
+  // The same command as the first time, of a run that began elsewhere and was stopped.
+  if (!same_folder(named.parent_path(), config.train.output)) {
+    passed_over.push_back(fmt::format("{}: {} is there already", named.string(), own));
+    return own;
+  }
+  throw Error("checkpoint.resume = {}: {} is newer; {}", named.string(), own, mend);
+}
+
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& passed_over) {
-  const std::string& resume = config.checkpoint.resume;
-  return comm::of_rank_zero(world, [&] {
-    const auto newest = checkpoint::newest(config.train.output, &passed_over);
-    std::string own = newest ? newest->string() : std::string();
-    if (resume == "auto") {
-      if (!own.empty() || passed_over.empty()) return own;
-      throw Error(
-          "{}; no checkpoint of {} is whole: restore one, or start from the beginning with "
-          "--resume never, which keeps them aside",
-          passed_over.front(), config.train.output);
-    }
-    const std::string mend = "name another train.output, or move its checkpoints away";
-    if (resume == "never") {
-      if (own.empty()) return own;
-      throw Error("checkpoint.resume = never: {} is there already; {}", own, mend);
-    }
-    const std::filesystem::path named = find_checkpoint(resume);
-    if (own.empty() || same_folder(named, own)) return named.string();
-    // The same command as the first time, of a run that began elsewhere and was stopped.
-    if (!same_folder(named.parent_path(), config.train.output)) {
-      passed_over.push_back(fmt::format("{}: {} is there already", named.string(), own));
-      return own;
-    }
-    throw Error("checkpoint.resume = {}: {} is newer; {}", named.string(), own, mend);
-  });
+  return comm::of_rank_zero(world, [&] { return resume_folder(config, passed_over); });
+}
+
+void check_checkpoint(const RunConfig& config, const checkpoint::Reader& reader) {
+  compare_models(config.model, reader);
+  compare_optimizers(config.optim, reader);
 }
 
 void LoadProgress::follow(checkpoint::Reader& reader) {
@@ -140,11 +147,7 @@ void load_newest(const RunConfig& config, comm::Communicator& world, std::string
                  report::ProgressLine* line) {
   LoadProgress progress(line);
   for (;;) {
-    comm::agree(world, [&] {
-      const checkpoint::Reader reader(folder);
-      compare_models(config.model, reader);
-      compare_optimizers(config.optim, reader);
-    });
+    comm::agree(world, [&] { check_checkpoint(config, checkpoint::Reader(folder)); });
     try {
       return comm::agree(world, [&] {
         checkpoint::Reader reader(folder);

@@ -21,6 +21,16 @@ namespace trireme::train {
 
 namespace {
 
+void check_vocabulary(const std::string& path, const data::Manifest& manifest,
+                      const model::ModelConfig& model) {
+  if (manifest.vocabulary <= model.vocabulary) return;
+  throw Error(
+      "data.path = {}: its {} token ids do not fit the model's vocabulary of {}; use the dataset "
+      "of "
+      "the run",
+      path, manifest.vocabulary, model.vocabulary);
+}
+
 /// A checkpoint's model on a grid of all ranks. The watchdog watches once it is loaded.
 class LoadedModel {
  public:
@@ -243,12 +253,7 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
     const std::int64_t length = model.sequence;
     corpus = data::Corpus::open(path, length);
     const data::Manifest& manifest = corpus->manifest();
-    if (manifest.vocabulary > model.vocabulary) {
-      throw Error(
-          "data.path = {}: its {} token ids do not fit the model's vocabulary of {}; use the "
-          "dataset of the run",
-          path, manifest.vocabulary, model.vocabulary);
-    }
+    check_vocabulary(path, manifest, model);
     const auto split = select<data::SplitName>(
         "--split", options.split,
         {{"train", data::SplitName::train}, {"valid", data::SplitName::valid}});
@@ -344,6 +349,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
       const data::Corpus corpus =
           data::Corpus::open(dataset_of(config, reader.state()), loaded.model->config().sequence);
       manifest = corpus.manifest();
+      check_vocabulary(corpus.dataset().folder().string(), manifest, loaded.model->config());
       tokenizer = data::load_tokenizer(corpus.dataset());
     }
     parallel::StageOptions stage = forward_options(config, 1);

@@ -147,9 +147,9 @@ void RunReporter::begin(const RunStart& start, const Environment& environment,
   run["first_step"] = start.step;
   run["cores_shared"] = environment.shared_cores;
   record([&](report::RunRecord& record) { record.write_run(run); });
-  print(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
-                    TRIREME_VERSION, parameters, model.layers, model.width, model.sequence,
-                    model.vocabulary));
+  print(fmt::format("trireme {}: {} parameters, {} × {} wide, sequence {}, vocabulary {}",
+                    TRIREME_VERSION, parameters, counted(model.layers, "layer"), model.width,
+                    model.sequence, model.vocabulary));
   for (const std::string& line : start.lines) print(line);
   warn(job_.computes.warning());
   warn(environment.shared_cores);
@@ -298,7 +298,7 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
   const double speed = json.at("figure_of_merit");
   print("");
   print(report::timing_table(report::time_account(summary.ranks, elapsed_(), "the run")));
-  print(report::memory_table(summary.memory));
+  print(report::memory_table(summary.memory, !job_.computes.on_host()));
   if (summary.resident > 0) {
     print(fmt::format("resident set at most, of any rank: {:.1f} MiB with program and libraries",
                       static_cast<double>(summary.resident) / (1 << 20)));

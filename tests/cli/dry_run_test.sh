@@ -44,3 +44,21 @@ refused 'train.batch = 8' --ranks 32 --train.batch 8
 refused 'ranks' --ranks 0 --train.batch 8
 if "$TRIREME" train --ranks 8 --data.path "$out/data" > "$out/text" 2> "$out/errors"; then fail "--ranks alone"; fi
 grep -q 'error: train: --ranks belongs to --dry-run' "$out/errors" || fail "--ranks alone"
+
+# A dry run begins where the run would, and refuses what it would refuse.
+flags=(--data.path "$out/data" --model.preset tiny --model.width 32 --model.heads 2 --model.layers 1 --model.sequence 32
+  --train.peak none --train.batch 2)
+train() { "$TRIREME" train "${flags[@]}" "$@" > "$out/text" 2> "$out/errors"; }
+samples() { grep -oE '^0 +[0-9]+' "$out/text" | grep -oE '[0-9]+$' | tr '\n' ' '; }
+train --train.output "$out/first" --train.steps 10 || fail "a run"
+train --dry-run --train.output "$out/second" --resume "$out/first" --train.batch 4 --train.steps 12 --samples 11 || fail "--samples after --resume"
+[ "$(samples)" = "20 21 22 23 " ] || fail "--samples after --resume: $(samples)"
+train --dry-run --train.output "$out/first" --train.steps 12 --samples 12 || fail "--samples of a run that goes on"
+[ "$(samples)" = "22 23 " ] || fail "--samples of a run that goes on: $(samples)"
+for wrong in "--train.output $out/second --resume $out/first --samples 3" "--train.output $out/second --resume $out/none" \
+  "--train.output $out/first --resume never" "--train.output $out/first --model.layers 2" \
+  "--train.output $out/first --train.steps 5 --samples 3"; do
+  # shellcheck disable=SC2086
+  if train --train.steps 12 --dry-run $wrong; then fail "not refused: $wrong"; fi
+  [ "$(grep -c '^trireme: error: ' "$out/errors")" -eq 1 ] || fail "not one line: $wrong"
+done

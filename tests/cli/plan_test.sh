@@ -174,7 +174,7 @@ refuses 1 '--zero.offload = disk: must be one of none, optimizer; choose one of 
 refuses 2 'plan: --stages is missing; only --schedule file:PATH and --ranks do without' --micro-batches 2
 refuses 2 'plan: --ranks-per-node belongs to --ranks' --ranks-per-node 2
 refuses 2 'plan: --json belongs to --ranks' --json
-refuses 1 '--memory = much: must be a number of bytes, KB, MB or GB; write for example 5GB' --ranks 1 --memory much \
+refuses 1 '--memory = much: must be a number above 0 of bytes, KB, MB, GB, KiB, MiB or GiB; write for example 5GB' --ranks 1 --memory much \
   --model.vocabulary 256
 refuses 1 '--ranks = 1048577: must be from 1 to 1048576; nearest: 1048576' --ranks 1048577
 refuses 1 'model.width = 16777216: 6 layers give about 2.0e+16 parameters; must be at most 2.8e+14; use a smaller model' \
@@ -192,7 +192,14 @@ refuses 1 'parallel.schedule = 1f1v: must be one of gpipe, 1f1b, interleaved, ze
   --schedule 1f1v --stages 2 --micro-batches 2
 refuses 1 'parallel.virtual_stages = 2: parallel.schedule = 1f1b has one virtual stage per stage; use 1, or parallel.schedule = interleaved' \
   --stages 2 --micro-batches 2 --virtual-stages 2
-refuses 1 'micro-batches = 4000000000: must be at most 2147483647; use fewer' --stages 2 --micro-batches 4000000000
+refuses 1 '--micro-batches = 4000000000: must be at most 2147483647; use fewer' --stages 2 --micro-batches 4000000000
+refuses 1 '--latency = 1e+308: must be at least 0 and below 1e+100; use a value below 1e+100' --stages 2 --micro-batches 2 --latency 1e308
+for flag in "--schedule gpipe" "--stages 4" "--micro-batches 8" "--virtual-stages 2" "--costs 1,2,3" "--latency 5" "--csv zz.csv"; do
+  # shellcheck disable=SC2086
+  refuses 2 "plan: ${flag%% *} draws a schedule, without --ranks and --measured; a run has parallel.schedule, parallel.pipeline, parallel.virtual_stages and train.micro_batch" \
+    --ranks 4 --model.vocabulary 256 $flag
+done
+refuses 1 '--model.layers: plan without --ranks: a schedule has no model; leave it out' --stages 2 --micro-batches 2 --model.layers 3
 refuses 1 '--costs: is not the three costs F,I,W, each a number >= 0; write for example 1,1,1 or 1,1.2,0.8' \
   --stages 2 --micro-batches 2 --costs 1,2
 refuses 1 'costs.csv: has 2 lines of costs for 3 virtual stages; write one line for each, or one for all' \

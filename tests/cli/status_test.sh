@@ -49,6 +49,22 @@ show run
 has '^state +done' done
 has "^step +.* of .*\(100.0 %\)" done
 
+# Started again at its end: nothing is left to do, and the checkpoint is there.
+train --train.steps "$((steps + 2))" >log 2>&1 || fail "the end again"
+mkdir run/attempts/notes
+show run --follow
+has '^state +done' again
+has '^step +[0-9,]+ of [0-9,]+, none in this attempt' again
+has '^checkpoint +step-' again
+[ "$(grep -c '^run ' out)" -eq 1 ] || fail "a run that ended is shown twice"
+
+# A run that failed.
+"$TRIREME" train "${flags[@]}" --train.output broken --train.steps 30 --train.inject nan@5 --train.skip_limit 1 >log 2>&1 &&
+  fail "a run with a NaN goes on"
+show broken
+has '^state +failed: .*step 5' failed
+has '^loss +nan, .*, skipped: ' failed
+
 "$TRIREME" status data >out 2>err && fail "a dataset has a status"
 grep -qx 'trireme: error: data: has no attempts/; name the folder of a run (train.output)' err || fail "no run"
 exit $((failures > 0))

@@ -86,7 +86,8 @@ TEST(MemoryTable, MarksDifferences) {
   // A GPU's memory and the host's do not add up to anything.
   EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20},
                           {"workspace", 0, 1 << 20, true},
-                          {"snapshot", 2 << 20, 2 << 20}}),
+                          {"snapshot", 2 << 20, 2 << 20}},
+                         true),
             "memory      | predicted MiB | measured MiB |\n"
             "------------+---------------+--------------+\n"
             "parameters  |           3.0 |          3.0 |\n"

@@ -74,6 +74,8 @@ refused "layout that does not fit" "parallel.data" train data --parallel.data 3
 refused "unwritable output folder" "file" train data --train.output file/run
 refused "unwritable prepare output" "file" "$TRIREME" prepare --input text --output file/data
 refused "missing input" "no-such-text" "$TRIREME" prepare --input no-such-text --output new
+refused "a name of two lines" "--name a.*: a dataset's name must be 1 to 255 printable bytes" "$TRIREME" prepare --input text --output new --name $'a\nb'
+refused "an input named twice" "--input ./text: is named twice" "$TRIREME" prepare --input text ./text --output new
 refused "empty input" "empty-text|holds no|empty" "$TRIREME" prepare --input file --output new
 [ ! -e new ] || { echo "FAILED: prepare left something behind"; failures=$((failures + 1)); }
 refused "checkpoint that is none" "nowhere" two evaluate --checkpoint nowhere

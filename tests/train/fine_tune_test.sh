@@ -46,6 +46,7 @@ tune tuned --from "$golden/llama" --parallel.tensor 2 || fail "--from a transfor
 grep -q '^resumed from tuned/step-00000000: step 0' out || fail "--from a folder: not begun"
 tune tuned --from "$golden/llama" --train.steps 3 || fail "--from again"
 grep -q '^resumed from tuned/step-00000002: step 2' out || fail "--from again: not resumed"
+tune zeros --from tuned --model.vocabulary 0 --model.hidden 0 --model.kv_heads 0 || fail "zeros, which leave a key to the model"
 tune tuned2 --from tuned --optim.name sgd || fail "--from a run"
 grep -q '^resumed from tuned2/step-00000000: step 0' out || fail "--from a run: not step 0"
 "$TRIREME" evaluate --checkpoint tuned/step-00000003 --data.path data --json >before.json && rm -rf tuned2/step-00000002

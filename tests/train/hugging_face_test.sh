@@ -144,7 +144,7 @@ parts && echo '{"weight_map": 3}' >$index && broken "an index without a map" 'ha
 parts && echo '{"weight_map": {"x": 3}}' >$index && broken "a number for a file" 'a file name is not a string'
 for size in 0 -1 5XB GB 5GBx 99999999999GB 1.5GB; do
   if "$TRIREME" export --checkpoint gpt2 --output no "--max-file-size=$size" >out 2>err; then fail "size $size was taken"; fi
-  grep -q '^trireme: error: --max-file-size = .*must be a number of bytes, KB, MB or GB' err || fail "message of size $size"
+  grep -q '^trireme: error: --max-file-size = .*must be a number above 0 of bytes, KB, MB, GB' err || fail "message of size $size"
 done
 
 # Llama-3's frequencies and a tied head are imported and exported; other scalings are refused.

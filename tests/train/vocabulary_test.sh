@@ -37,6 +37,11 @@ rm -rf data
 run generate --checkpoint run --prompt "And é" --tokens 20
 LC_ALL=C grep -aq '^And é.' out || fail "generate without the dataset"
 run generate --checkpoint start --prompt "And" --tokens 5
+# A dataset with more token ids than the model has.
+printf 'one\ntwo\n%.0s' {1..40} >lines
+run prepare --input lines --documents line --output larger
+if "$TRIREME" generate --checkpoint start --data.path larger --prompt "" --tokens 2 >out 2>err; then fail "a larger vocabulary"; fi
+grep -q "^trireme: error: data.path = larger: its 257 token ids do not fit the model's vocabulary of 256" err || fail "a larger vocabulary: message"
 
 # A different tokenizer is probably a mistake; tokens without one keep the checkpoint's.
 run prepare --input "$golden/hugging_face/text.txt" --output bytes
@@ -57,7 +62,8 @@ run generate --checkpoint run3 --prompt "And" --tokens 5
 
 # One of our models with a BPE of 2,004 tokens: exported and imported again.
 gpt2=$golden/tokenizers/gpt2.json
-run prepare --input "$golden/hugging_face/text.txt" "$golden/hugging_face/text.txt" --output data --tokenizer "huggingface:$gpt2"
+cp "$golden/hugging_face/text.txt" again.txt
+run prepare --input "$golden/hugging_face/text.txt" again.txt --output data --tokenizer "huggingface:$gpt2"
 model=${model/256/2004}
 run train $model --data.path data --train.output own
 run export --checkpoint own --output exported

@@ -89,6 +89,7 @@ class Corpus {
   /// hold all tokens.
   std::int64_t samples_of_source(std::size_t source, const DataConfig& config) const;
   std::int64_t epoch_samples(const DataConfig& config) const;
+  const std::vector<BlendPhase>& phases() const { return phases_; }
   /// Of the shares from sample `samples` on: "books 70 %, web 30 %".
   std::string describe(std::int64_t samples) const;
 

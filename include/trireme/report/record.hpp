@@ -43,6 +43,9 @@ struct StepMetrics {
   std::string skipped;  // why the update was not made; empty: it was
 };
 
+/// The number of an attempt folder's name, or 0.
+int attempt_number(const std::string& name);
+
 /// The attempt folder of this start. Only rank 0 of the world makes one. A file that cannot be
 /// written throws Error once and gets nothing more; the others go on.
 class RunRecord {
@@ -116,7 +119,7 @@ std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
 bool as_predicted(const std::vector<MemoryRow>& rows);
 /// The table as text, with a sum (of GPU and host apart), and a mark where measured differs from
 /// predicted; another where the prediction is in part.
-std::string memory_table(const std::vector<MemoryRow>& rows);
+std::string memory_table(const std::vector<MemoryRow>& rows, bool gpu = false);
 
 /// Where a run was made. The environment is rank 0's: the variables with which users and schedulers
 /// steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those that Open MPI's

@@ -47,8 +47,11 @@ std::vector<std::string> changed_settings(const nlohmann::json& old, const nlohm
 /// Throws Error where the checkpoint is damaged.
 ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader);
 
-/// The step folder to continue from by checkpoint.resume, "" for none; `passed_over` (rank 0):
-/// broken ones. Collective over `world`.
+/// The step folder to continue from by checkpoint.resume, "" for none; `passed_over`: broken ones.
+std::string resume_folder(const RunConfig& config, std::vector<std::string>& passed_over);
+/// Throws Error where the checkpoint is of another model or optimizer than the configuration's.
+void check_checkpoint(const RunConfig& config, const checkpoint::Reader& reader);
+/// resume_folder of rank 0, which alone gets `passed_over`. Collective over `world`.
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& passed_over);
 /// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
