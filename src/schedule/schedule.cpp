@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "trireme/core/config.hpp"
+#include "trireme/core/text.hpp"
 
 namespace trireme::schedule {
 
@@ -115,8 +116,8 @@ void check_sizes(const Schedule& plan) {
   if (pairs > static_cast<double>(most_pairs))
     throw ConfigError(
         "micro-batches", std::to_string(plan.micro_batches),
-        fmt::format("{} stages with {} virtual stages each give more than {} forwards", plan.stages,
-                    plan.chunks, most_pairs),
+        fmt::format("{} with {} each give more than {} forwards", counted(plan.stages, "stage"),
+                    counted(plan.chunks, "virtual stage"), most_pairs),
         "use larger and fewer micro-batches");
 }
 

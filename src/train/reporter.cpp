@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "trireme/core/text.hpp"
 #include "trireme/train/account.hpp"
 #include "trireme/train/policies.hpp"
 #include "trireme/train/step_prediction.hpp"

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "trireme/comm/agree.hpp"
+#include "trireme/core/text.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/train/step_prediction.hpp"
@@ -296,10 +297,10 @@ void Trainer::report_steps() {
   if (skipped < job_.config.train.skip_limit) return;
   settle_save(Failure::warns);  // of a step before: as good as any
   throw AgreedError(
-      "step {}: the last of {} steps in a row whose update was skipped (last loss {}, gradient "
+      "step {}: the last of {} in a row whose update was skipped (last loss {}, gradient "
       "norm {}); lower optim.learning_rate, set optim.clip or look at the data; {}",
-      position_.step, skipped, reporter_.last().loss, reporter_.last().gradient_norm,
-      checkpointer_.last_good());
+      position_.step, counted(skipped, "step"), reporter_.last().loss,
+      reporter_.last().gradient_norm, checkpointer_.last_good());
 }
 
 void Trainer::evaluate() {
