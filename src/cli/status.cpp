@@ -34,7 +34,9 @@ fs::path newest_attempt(const fs::path& run) {
   for (fs::directory_iterator entry(run / "attempts", error), end; !error && entry != end;
        entry.increment(error)) {
     const int number = report::attempt_number(entry->path().filename().string());
-    if (number > last) last = number, newest = entry->path();
+    if (number <= last) continue;
+    last = number;
+    newest = entry->path();
   }
   if (newest.empty()) {
     throw Error("{}: has no attempts/; name the folder of a run (train.output)", run.string());

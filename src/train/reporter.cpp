@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "trireme/core/text.hpp"
 #include "trireme/train/account.hpp"
 #include "trireme/train/policies.hpp"
 #include "trireme/train/step_prediction.hpp"
@@ -148,9 +147,9 @@ void RunReporter::begin(const RunStart& start, const Environment& environment,
   run["first_step"] = start.step;
   run["cores_shared"] = environment.shared_cores;
   record([&](report::RunRecord& record) { record.write_run(run); });
-  print(fmt::format("trireme {}: {} parameters, {} × {} wide, sequence {}, vocabulary {}",
-                    TRIREME_VERSION, parameters, counted(model.layers, "layer"), model.width,
-                    model.sequence, model.vocabulary));
+  print(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
+                    TRIREME_VERSION, parameters, model.layers, model.width, model.sequence,
+                    model.vocabulary));
   for (const std::string& line : start.lines) print(line);
   warn(job_.computes.warning());
   warn(environment.shared_cores);
