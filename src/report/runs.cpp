@@ -299,7 +299,7 @@ void choose_attempt(Run& run, const ReadOptions& options) {
   if (best == last || run.attempts[last].step_class == run.attempts[best].step_class) return;
   run.notes.push_back(
       fmt::format("figures are of attempts like attempt {:04}, {} counted steps; attempt "
-                  "{:04}, the last one, has other settings, layout or hosts, and {}",
+                  "{:04}, the last one, has other settings, layout or hosts, and {} such steps",
                   run.attempts[best].number, most, run.attempts[last].number,
                   tried[run.attempts[last].step_class]));
 }

@@ -25,9 +25,8 @@ void check_vocabulary(const std::string& path, const data::Manifest& manifest,
                       const model::ModelConfig& model) {
   if (manifest.vocabulary <= model.vocabulary) return;
   throw Error(
-      "data.path = {}: its {} token ids do not fit the model's vocabulary of {}; use the dataset "
-      "of "
-      "the run",
+      "data.path = {}: its {} token ids do not fit the model's vocabulary of {}; use the "
+      "dataset of the run",
       path, manifest.vocabulary, model.vocabulary);
 }
 

@@ -67,9 +67,10 @@ TEST_F(AttemptsTest, TheAttemptsWithMostCountedStepsAreReported) {
   EXPECT_EQ(run.chosen, 0U);
   EXPECT_EQ(figures_of(run, {}).seconds.n, 18);
   EXPECT_EQ(figures_of(run, {}).seconds.high, 0.5);
-  EXPECT_THAT(run.notes, testing::Contains(HasSubstr(
-                             "attempts like attempt 0001, 18 counted steps; attempt "
-                             "0002, the last one, has other settings, layout or hosts, and 0")));
+  EXPECT_THAT(run.notes,
+              testing::Contains(HasSubstr(
+                  "attempts like attempt 0001, 18 counted steps; attempt "
+                  "0002, the last one, has other settings, layout or hosts, and 0 such steps")));
 }
 
 // The first attempt contributes the steps, and the last one only ends the run.
