@@ -13,12 +13,12 @@ using nlohmann::json;
 namespace {
 
 bool is_gpt2(const ModelConfig& config) {
-  return config.layer_norm() && !config.rotary() && !config.gated() && config.bias &&
+  return config.layer_norm() && !config.rotary() && config.activation == "gelu" && config.bias &&
          config.kv_heads == config.heads;
 }
 
 bool is_llama(const ModelConfig& config) {
-  return !config.layer_norm() && config.rotary() && config.gated() && !config.bias;
+  return !config.layer_norm() && config.rotary() && config.activation == "swiglu" && !config.bias;
 }
 
 class Names {

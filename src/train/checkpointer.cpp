@@ -281,6 +281,10 @@ void Checkpointer::resumed(const ResumePoint& point) {
   reporter_.print(fmt::format("resumed from {}: step {}", point.folder, point.position.step));
   for (const std::string& note : point.notes) reporter_.note(note);
   reporter_.warn(point.warning);
+  if (!point.blend_change.empty()) {
+    reporter_.note(point.blend_change);
+    reporter_.event(point.position.step, "changed", point.blend_change);
+  }
   for (const std::string& change : changed_settings(point.config, job_.resolved)) {
     reporter_.note("changed since the checkpoint: " + change);
     reporter_.event(point.position.step, "changed", change);

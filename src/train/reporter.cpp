@@ -29,7 +29,18 @@ nlohmann::json source_json(const data::Corpus::Source& source, const RunConfig& 
   return json;
 }
 
-/// A dataset, or the sums over a blend's sources and each of them.
+/// The share of each source that has one, by name.
+nlohmann::json shares_json(const data::Corpus& corpus, const data::Shares& shares) {
+  nlohmann::json json = nlohmann::json::object();
+  for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
+    if (shares.parts[i] == 0) continue;
+    json[corpus.sources()[i].name] =
+        static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all);
+  }
+  return json;
+}
+
+/// A dataset, or the sums over a blend's sources, each of them, and its phases.
 nlohmann::json dataset_json(const data::Corpus& corpus, const RunConfig& config,
                             std::int64_t samples) {
   if (!corpus.is_blend()) {
@@ -38,14 +49,18 @@ nlohmann::json dataset_json(const data::Corpus& corpus, const RunConfig& config,
     return json;
   }
   nlohmann::json json{{"name", "blend"}};
-  const data::Shares& shares = corpus.order().begun(samples).phase.shares;
+  const nlohmann::json shares = shares_json(corpus, corpus.order().begun(samples).phase.shares);
   for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
     nlohmann::json source = source_json(corpus.sources()[i], config);
     for (const auto& [key, value] : source.items()) {
       if (key != "name") json[key] = json.value(key, std::int64_t{0}) + value.get<std::int64_t>();
     }
-    source["share"] = static_cast<double>(shares.parts[i]) / static_cast<double>(shares.all);
+    source["share"] = shares.value(corpus.sources()[i].name, 0.0);
     json["sources"].push_back(std::move(source));
+  }
+  for (const data::BlendPhase& phase : corpus.phases()) {
+    json["phases"].push_back(
+        {{"first_sample", phase.first}, {"shares", shares_json(corpus, phase.shares)}});
   }
   return json;
 }

@@ -136,9 +136,8 @@ void Trainer::resume(std::string folder) {
         method_.load(reader, health_, notes);
         point = resume_point(job_.config, reader);
         point.notes.insert(point.notes.begin(), notes.begin(), notes.end());
-        const std::string blend = corpus_.resume(point.position.samples, point.blend, point.data,
-                                                 reader.folder().string());
-        if (!blend.empty()) point.notes.push_back(blend);
+        point.blend_change = corpus_.resume(point.position.samples, point.blend, point.data,
+                                            reader.folder().string());
         corpus_.resume_packed(point.packed);
         if (reporter_.is_root()) checkpointer_.take_tokenizer(reader, point.notes);
       },

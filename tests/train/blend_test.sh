@@ -60,6 +60,9 @@ cp -r reweighed again
 train 1 reweighed --data.path "1 books, 3 web" --train.quiet false || fail "other weights"
 grep -q 'note: from sample 32 on the blend is books 25 %, web 75 %' errors text || fail "other weights: no note"
 train 2 again --data.path "1 books, 3 web" || fail "other weights on two ranks"
+grep -q '"event":"changed".*from sample 32 on the blend is books 25 %' reweighed/attempts/0003/*.jsonl || fail "other weights: no event"
+phases='"phases":\[{"first_sample":0,"shares":{"books":0.5,"web":0.5}},{"first_sample":24,"shares":{"books":0.2,"code":0.7,'
+tr -d '\n ' < whole/attempts/0001/run.json | grep -q "$phases" || fail "the phases in run.json"
 cmp <(losses reweighed) <(losses again) || fail "other weights: other bits on two ranks"
 # 24 samples of the first phase and 8 of the second, then 16 at 1 to 3.
 tr -d '\n ' < reweighed/step-00000006/manifest.json | grep -q '"given":{"books":18,"code":6,"web":24}' || fail "the cursor"

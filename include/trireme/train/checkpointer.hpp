@@ -35,6 +35,7 @@ struct ResumePoint {
   bool own = false;                 // of the run folder itself
   std::int64_t trained_length = 0;  // of the checkpoint's model; see ModelConfig
   std::vector<std::string> notes;   // for the user
+  std::string blend_change;         // as data::Corpus::resume; empty: none
   std::string warning;              // empty: none
   nlohmann::json config;            // with which the checkpoint was made
   nlohmann::json blend;             // as data::Corpus::kept; null: none
