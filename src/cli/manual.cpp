@@ -133,7 +133,7 @@ constexpr Fact variables[] = {
      "separated "
      "by commas. Ranks with different ones are refused."},
     {"SLURM_JOB_END_TIME",
-     "End of the Slurm job: the run saves and stops train.time_margin seconds before it."},
+     "End of the Slurm job: the run saves and stops before it, as before train.time_limit."},
     {"OMPI_MCA_mpi_yield_when_idle", "Set to 1 before MPI starts, unless it is already set."},
 };
 

@@ -167,7 +167,7 @@ void add_train(CLI::App& app, Command& command) {
       ->add_option("--from", options->from,
                    "a checkpoint or a transformers model that\nthe run begins with: --train.from")
       ->type_name("DIR");
-  train->add_flag("--quiet", options->quiet, "no step lines: --train.quiet");
+  train->add_flag("--quiet", options->quiet, "print only warnings and errors: --train.quiet");
   train->add_flag("--trace", options->trace,
                   "the device's operations in trace.json: --train.trace");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");

@@ -22,7 +22,7 @@ struct CheckpointConfig {
   bool in_background() const { return async && (every > 0 || every_minutes > 0); }
 
   void declare(config::Fields& fields) {
-    fields.add("every", every, "steps between checkpoints; 0: none before the end",
+    fields.add("every", every, "steps between checkpoints; 0: by minutes alone",
                config::at_least(0));
     fields.add("every_minutes", every_minutes, "minutes between checkpoints; 0: by steps alone",
                config::non_negative());

@@ -77,7 +77,7 @@ struct TrainConfig {
                "step line rewritten in place (live) or lines every log_every steps (log); auto: "
                "live on a terminal",
                config::one_of({"auto", "live", "log"}));
-    fields.add("quiet", quiet, "no step lines");
+    fields.add("quiet", quiet, "print only warnings and errors");
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
     fields.add("predict", predict,
                "machine file by which a step's time is predicted and then compared with the "
