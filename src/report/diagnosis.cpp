@@ -193,8 +193,8 @@ class Diagnosis {
     const double taken = seconds * static_cast<double>(run_.attempt().steps.size()) / total_;
     if (facts_.tensor < 2 || taken < 0.15) return;
     add("tensor-communication", taken,
-        fmt::format("{:.0f} % of the step is sums over {} tensor ranks, which nothing hides: use a "
-                    "lower parallel.tensor, or keep its ranks on one node",
+        fmt::format("{:.0f} % of the step is sums over {} tensor ranks, of which products hide a "
+                    "part at most: use a lower parallel.tensor, or keep its ranks on one node",
                     percent(taken), facts_.tensor));
   }
 

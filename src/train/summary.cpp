@@ -42,6 +42,16 @@ std::string graphs_warning(const device::DeviceConfig& config, bool host, bool t
   return {};
 }
 
+/// What carries tensors, by kind of group; of those with more than one rank.
+nlohmann::json backends_json(const comm::Grid& grid) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const comm::GroupKind kind : comm::all_group_kinds) {
+    if (comm::group_size(grid.shape(), kind, 0) == 1) continue;
+    json[std::string(name_of(kind))] = name_of(grid.backend(kind));
+  }
+  return json;
+}
+
 /// Of an arena the bytes planned, and the end of the last view that was made: those of the rank
 /// that differs most from its plan; of the fullest, where none does. Collective.
 report::MemoryRow high_water(const char* arena, std::size_t planned, std::size_t reached,
@@ -95,7 +105,8 @@ void Trainer::begin_record(const Environment& environment, double peak) {
                 {"servers", 0}},
       .predicted_memory = prediction_json(predicted_.bytes),
       .predicted_step = predicted_step_,
-      .extra = {{"product_algorithms", replica_.choices()},
+      .extra = {{"backends", backends_json(grid_)},
+                {"product_algorithms", replica_.choices()},
                 {"attention", replica_.attention_choices()}},
       .lines = {fmt::format("layout: {}; {} a rank; batch {} sequences = {} tokens; micro-batch {}",
                             shape.to_string(), counted(job_.threads, "thread"), config.train.batch,

@@ -26,6 +26,7 @@ train 2 blended --data.path "1 data, 2 other"
 train 2 packed --data.path "1 data, 2 other" --data.packing documents
 train 2 reduced --train.steps 3 --optim.learning_rate 1e-4 --train.stop_after 1  # resumed, changed
 grep -q '"changed"' reduced/attempts/0002/metrics.jsonl
+tr -d '\n ' < reduced/attempts/0001/run.json | grep -q '"backends":{"data":"shared",.*"world":"mpi"}'
 check run ./*/attempts/*/run.json
 check summary ./*/attempts/*/summary.json
 check metrics ./*/attempts/*/metrics.jsonl
