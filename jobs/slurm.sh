@@ -4,7 +4,8 @@
 #
 #   sbatch --nodes 4 --ntasks-per-node 8 --cpus-per-task 16 --time 4:00:00 jobs/slurm.sh --config run.toml
 #
-# GPUs: --gpus-per-node 8 and TRIREME_GPUS=8. Arguments are those of `trireme train`; jobs/common.sh has the variables.
+# GPUs: --gpus-per-node 8, TRIREME_GPUS=8 and TRIREME=build/cuda/trireme. Arguments are those of `trireme train`;
+# jobs/common.sh has the variables.
 #SBATCH --job-name=trireme
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
