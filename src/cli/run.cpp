@@ -95,7 +95,8 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
 constexpr const char* evaluate_examples =
     R"(Model, precision and dataset are the checkpoint's; --data.path names other
 data, --model.sequence sets the tokens of a window. Every other field is this
-command's: repeat --data.document_mask true or --config of the run.
+command's: repeat --data.document_mask true, or give --config of the run, whose
+train.evaluate_samples counts too.
 `trireme train --help` lists the fields.
 
 Examples:

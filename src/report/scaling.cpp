@@ -276,6 +276,15 @@ json essentials(const json& record, const RunFacts& facts) {
   if (all["data"].is_object() && record.contains("dataset")) {
     all["data"].erase("path");
     all["dataset"] = record.at("dataset");
+    if (all["dataset"].contains("xxh3")) all["dataset"].erase("name");
+  }
+  // Settings of GPUs that are not the defaults.
+  const json device = config.value("device", json::object());
+  for (const auto& [key, usual] : {std::pair{"tf32", false},
+                                   {"time_products", true},
+                                   {"deterministic_attention", false},
+                                   {"graphs", false}}) {
+    if (device.value(key, usual) != usual) all["device_settings"][key] = !usual;
   }
   // Records of before there was another.
   json& precision = all["precision"];

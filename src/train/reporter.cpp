@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "trireme/data/hash.hpp"
 #include "trireme/train/account.hpp"
 #include "trireme/train/policies.hpp"
 #include "trireme/train/step_prediction.hpp"
@@ -14,8 +15,18 @@ namespace trireme::train {
 
 namespace {
 
+/// Of all files of a dataset, by their hashes in its manifest.
+std::string content_hash(const data::Manifest& manifest) {
+  std::string hashes;
+  for (const auto* split : {&manifest.train, &manifest.valid}) {
+    for (const data::ShardInfo& shard : *split) hashes += shard.xxh3;
+    hashes += '\n';
+  }
+  return data::hash_text(hashes);
+}
+
 nlohmann::json source_json(const data::Corpus::Source& source, const RunConfig& config) {
-  nlohmann::json json{{"name", source.name}};
+  nlohmann::json json{{"name", source.name}, {"xxh3", content_hash(source.dataset.manifest())}};
   const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {
     const std::int64_t tokens = source.tokens(split);
     json[tokens_key] = tokens;
@@ -53,7 +64,8 @@ nlohmann::json dataset_json(const data::Corpus& corpus, const RunConfig& config,
   for (std::size_t i = 0; i < corpus.sources().size(); ++i) {
     nlohmann::json source = source_json(corpus.sources()[i], config);
     for (const auto& [key, value] : source.items()) {
-      if (key != "name") json[key] = json.value(key, std::int64_t{0}) + value.get<std::int64_t>();
+      if (value.is_string()) continue;  // name and hash
+      json[key] = json.value(key, std::int64_t{0}) + value.get<std::int64_t>();
     }
     source["share"] = shares.value(corpus.sources()[i].name, 0.0);
     json["sources"].push_back(std::move(source));

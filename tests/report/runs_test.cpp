@@ -325,6 +325,29 @@ TEST_F(ScalingTest, DifferingRunsAreOnNoLine) {
   EXPECT_EQ(lines({{}, change("hosts", {{{"name", "b"}, {"cpu", "Some CPU"}}})}).size(), 1U);
 }
 
+TEST_F(ScalingTest, SettingsOfGpusAndTheContentOfDatasetsCount) {
+  const auto with_device = [](const char* key, bool value) {
+    return FakeRun{.data = 2, .change = [key, value](json& run, json&) {
+                     run["config"]["device"] = {{"type", "cuda"}, {key, value}};
+                   }};
+  };
+  EXPECT_EQ(lines({{}, with_device("tf32", false)}).size(), 1U);
+  EXPECT_EQ(lines({{}, with_device("time_products", true)}).size(), 1U);
+  for (const char* key : {"tf32", "deterministic_attention", "graphs"}) {
+    EXPECT_THAT(lines({{}, with_device(key, true)}), IsEmpty()) << key;
+    EXPECT_EQ(differences(runs_[0], runs_[1]),
+              std::vector<std::string>{fmt::format("device_settings.{}", key)});
+  }
+  EXPECT_THAT(lines({{}, with_device("time_products", false)}), IsEmpty());
+  const auto of = [](int data, const char* name, const char* hash) {
+    return FakeRun{.data = data, .change = [name, hash](json& run, json&) {
+                     run["dataset"] = {{"name", name}, {"train_tokens", 7}, {"xxh3", hash}};
+                   }};
+  };
+  EXPECT_EQ(lines({of(1, "a", "0123456789abcdef"), of(2, "b", "0123456789abcdef")}).size(), 1U);
+  EXPECT_THAT(lines({of(1, "a", "0123456789abcdef"), of(2, "a", "fedcba9876543210")}), IsEmpty());
+}
+
 /// A run of a data-parallel method, whose settings are in `section`.
 FakeRun with_method(int data, const char* method, const char* section, const json& settings,
                     int servers = 0) {
