@@ -22,7 +22,7 @@ make test|make_target
 make build|make_target
 data/bible-kjv.sh book.txt|script data/bible-kjv.sh
 module load gcc openmpi hdf5 onednn|modules
-cmake --preset release && cmake --build --preset release|presets
+cmake --preset release -DTRIREME_TESTS=OFF -DTRIREME_BENCH=OFF && cmake --build --preset release|presets
 srun --mpi=pmix -n 64 build/release/trireme train --config examples/gpt2-124m.toml --data.path fineweb|planned 64
 sbatch -N 4 --ntasks-per-node 16 -c 8 jobs/slurm.sh --config examples/gpt2-124m.toml --data.path fineweb|planned 64
 LIST
