@@ -284,7 +284,8 @@ json essentials(const json& record, const RunFacts& facts) {
                                    {"time_products", true},
                                    {"deterministic_attention", false},
                                    {"graphs", false}}) {
-    if (device.value(key, usual) != usual) all["device_settings"][key] = !usual;
+    if (!device.contains(key) || device.at(key) == usual) continue;
+    all["device_settings"][key] = device.at(key);
   }
   // Records of before there was another.
   json& precision = all["precision"];

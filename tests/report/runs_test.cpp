@@ -339,6 +339,8 @@ TEST_F(ScalingTest, SettingsOfGpusAndTheContentOfDatasetsCount) {
               std::vector<std::string>{fmt::format("device_settings.{}", key)});
   }
   EXPECT_THAT(lines({{}, with_device("time_products", false)}), IsEmpty());
+  const auto damaged = [](json& run, json&) { run["config"]["device"] = 3; };
+  EXPECT_EQ(lines({{}, {.data = 2, .change = damaged}}).size(), 1U);
   const auto of = [](int data, const char* name, const char* hash) {
     return FakeRun{.data = data, .change = [name, hash](json& run, json&) {
                      run["dataset"] = {{"name", name}, {"train_tokens", 7}, {"xxh3", hash}};
