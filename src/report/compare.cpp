@@ -47,6 +47,20 @@ Table differing(const char* title, const std::vector<std::map<std::string, json>
   return table;
 }
 
+/// "dataset.xxh3", or of each source of a blend "dataset.NAME.xxh3"; none in older records.
+std::map<std::string, json> dataset_hashes(const json& run) {
+  std::map<std::string, json> hashes;
+  const json dataset = run.value("dataset", json::object());
+  if (!dataset.is_object()) return hashes;
+  if (dataset.contains("xxh3")) hashes["dataset.xxh3"] = dataset.at("xxh3");
+  for (const json& source : dataset.value("sources", json::array())) {
+    if (!source.is_object() || !source.value("name", json()).is_string()) continue;
+    const std::string key = fmt::format("dataset.{}.xxh3", source.at("name").get<std::string>());
+    hashes[key] = source.value("xxh3", json());
+  }
+  return hashes;
+}
+
 /// Parts of run.json that describe a run, by table. Paths of output and the like are no difference.
 std::vector<Table> settings(const Report& report) {
   std::vector<std::map<std::string, json>> config, versions, machine;
@@ -55,6 +69,7 @@ std::vector<Table> settings(const Report& report) {
     const RunFacts& facts = each.run->facts;
     config.push_back(flattened(run.value("config", json::object())));
     config.back().erase("train.output");
+    config.back().merge(dataset_hashes(run));
     versions.push_back(flattened(run.value("versions", json::object())));
     machine.push_back(flattened({{"device", facts.device},
                                  {"processor", facts.processor},

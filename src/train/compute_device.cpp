@@ -104,13 +104,13 @@ bool ComputeDevice::computes_in(DType type) const {
   return type == DType::f32 || !on_host() || (type == DType::bf16 && cpu_bf16_);
 }
 
-DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes) {
+DType compute_type_of(const checkpoint::State& state) {
   const nlohmann::json::json_pointer key("/precision/compute");
   if (!state.config.contains(key)) return DType::f32;
   const nlohmann::json& compute = state.config.at(key);
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     if (!compute.is_string() || compute.get<std::string>() != name_of(type)) continue;
-    return computes.computes_in(type) ? type : DType::f32;
+    return type;
   }
   throw Error(
       "checkpoint: precision.compute = {}: is no type to compute in; use another checkpoint",

@@ -55,17 +55,20 @@ class LoadedModel {
       loading.follow(*reader);
       const model::ModelConfig trained = model_of(*reader);
       model = std::make_unique<model::Transformer>(with_sequence(trained, sequence));
-      const std::string warning = sequence_warning(trained, sequence);
-      if (!warning.empty() && grid.world().rank() == 0) {
-        fmt::print(stderr, "trireme: warning: {}\n", warning);
-      }
+      warn(sequence_warning(trained, sequence));
       make();
       reader->report_reads({});
     });
     loading_.reset();
   }
   void make_replica(parallel::StageOptions stage) {
-    stage.compute = compute_type_of(reader->state(), computes);
+    const DType trained = compute_type_of(reader->state());
+    stage.compute = computes.computes_in(trained) ? trained : DType::f32;
+    if (stage.compute != trained) {
+      warn(fmt::format(
+          "the checkpoint was trained in {}, which {} does not compute in; fp32 is used",
+          name_of(trained), computes.name()));
+    }
     stage.products_on_gpu = !computes.on_host();
     parallel::ReplicaOptions options;
     options.stage = stage;
@@ -89,6 +92,12 @@ class LoadedModel {
   const std::unique_ptr<report::ProgressLine> progress;  // rank 0's
 
  private:
+  void warn(const std::string& warning) {
+    if (!warning.empty() && grid.world().rank() == 0) {
+      fmt::print(stderr, "trireme: warning: {}\n", warning);
+    }
+  }
+
   std::optional<comm::Watchdog::Pause> loading_;
   int threads_;
 };

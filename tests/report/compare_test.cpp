@@ -21,6 +21,7 @@ TEST(Compare, ShowsWhatDiffersAndBySpeedMemoryAndLoss) {
     run["versions"]["trireme"] = "0.2.0";
     run["config"]["optim"]["clip"] = 2.0;
     run["environment"] = {{"OMP_PROC_BIND", "close"}};
+    run["dataset"] = {{"name", "text"}, {"sources", {{{"name", "web"}, {"xxh3", "ab"}}, 3}}};
     summary["memory"]["stash"] = {{"predicted", 3 << 20}, {"measured", 3 << 20}};
   };
   const std::string a = FakeRun{.seconds = {0.5}}.write(scratch / "a").string();
@@ -36,6 +37,7 @@ TEST(Compare, ShowsWhatDiffersAndBySpeedMemoryAndLoss) {
   using testing::ElementsAre;
   EXPECT_THAT(row("configuration", "precision.compute"), ElementsAre("fp32", "bf16"));
   EXPECT_THAT(row("configuration", "optim.clip"), ElementsAre("-", "2.0"));
+  EXPECT_THAT(row("configuration", "dataset.web.xxh3"), ElementsAre("-", "ab"));
   EXPECT_FALSE(tables["configuration"].contains("model.width")) << "it is equal";
   EXPECT_THAT(row("versions", "trireme"), ElementsAre("0.1.0", "0.2.0"));
   EXPECT_THAT(row("machine", "ranks"), ElementsAre("1", "2"));

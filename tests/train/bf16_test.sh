@@ -84,3 +84,8 @@ if grep '^warning' out-without-wide; then exit 1; fi
 diff <(losses without-wide) <(losses without)
 grep -q '"compute": *"fp32"' without/attempts/0001/run.json
 "$TRIREME" info | grep '^ *bf16 products *widened'
+# A checkpoint of bf16 is evaluated in fp32 there, with a warning.
+if [ -d narrow ]; then
+  "$TRIREME" evaluate --checkpoint narrow >/dev/null 2>err-evaluated
+  grep -q '^trireme: warning: the checkpoint was trained in bf16, which .* does not compute in; fp32 is used' err-evaluated
+fi

@@ -72,9 +72,9 @@ class ComputeDevice {
   std::map<std::string, std::int64_t> free_bytes_;  // by moment
 };
 
-/// The type that a checkpoint was trained in, where the devices compute in it, else fp32. Throws
-/// Error for a type that there is not.
-DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes);
+/// The type that a checkpoint was trained in; fp32 where it does not say. Throws Error for a type
+/// that there is not.
+DType compute_type_of(const checkpoint::State& state);
 
 /// Throws ConfigError where weights are to be rounded stochastically to another type than bf16.
 void check_rounding(const parallel::PrecisionConfig& precision);
