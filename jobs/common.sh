@@ -152,7 +152,7 @@ trireme_mpirun() {
   case $(trireme_mpirun_style "$mpirun") in
     openmpi)
       if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
-      if [ "$(trireme_scheduler)" = local ] && [ $((ranks * threads)) -gt "$(trireme_cores)" ]; then
+      if [ "$(trireme_scheduler)" = local ] && [ $((ranks_per_node * threads)) -gt "$(trireme_cores)" ]; then
         launch+=(--oversubscribe --bind-to none)
       else
         launch+=(--map-by "ppr:$ranks_per_node:node:PE=$threads" --bind-to core)

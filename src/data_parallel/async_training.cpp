@@ -175,6 +175,7 @@ class AsyncTraining {
 
   nlohmann::json account() const {
     return {{"rank", job_.session.rank()},
+            {"host", report::host_name()},
             {"tensor", 0},
             {"pipeline", 0},
             {"data", job_.session.rank()},

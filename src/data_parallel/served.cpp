@@ -206,6 +206,7 @@ json ShardHost::account(std::int64_t sent, double steps) const {
                                           static_cast<std::size_t>(job_.place.workers)) *
                       static_cast<double>(shards_.held());
   return {{"rank", job_.session.rank()},
+          {"host", report::host_name()},
           {"tensor", 0},
           {"pipeline", 0},
           {"data", 0},

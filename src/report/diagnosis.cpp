@@ -201,9 +201,11 @@ class Diagnosis {
   /// Ranks of one stage do equal work; stages should.
   void stragglers() {
     std::map<int, std::vector<std::pair<double, int>>> stages;  // seconds, rank
+    std::map<int, std::string> hosts;
     for (const RankAccount& rank : run_.ranks) {
       if (rank.server) continue;
       stages[rank.pipeline].emplace_back(compute_seconds(run_, rank), rank.rank);
+      if (!rank.host.empty()) hosts[rank.rank] = " on " + rank.host;
     }
     std::vector<std::pair<double, int>> medians;
     for (auto& [stage, ranks] : stages) {
@@ -214,9 +216,10 @@ class Diagnosis {
       if (ranks.size() < 2 || excess < 0.10) continue;
       add("slow-rank", excess,
           fmt::format(
-              "rank {} computes {:.0f} % longer than the median of its stage's {} ranks "
+              "rank {}{} computes {:.0f} % longer than the median of its stage's {} ranks "
               "({:.2f} s and {:.2f} s): look at its host, its cores and what else runs there",
-              ranks.back().second, percent(excess), ranks.size(), ranks.back().first, median));
+              ranks.back().second, hosts[ranks.back().second], percent(excess), ranks.size(),
+              ranks.back().first, median));
     }
     double mean = 0;
     for (const auto& [seconds, stage] : medians)

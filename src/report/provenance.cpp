@@ -85,7 +85,7 @@ std::string cpu_model() {
 json this_host() {
   utsname system{};
   uname(&system);
-  return {{"name", system.nodename},
+  return {{"name", host_name()},
           {"cpu", cpu_model()},
           {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
           {"memory_bytes", std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE)},
@@ -102,6 +102,12 @@ std::string utc_now() {
 }
 
 }  // namespace
+
+std::string host_name() {
+  utsname system{};
+  uname(&system);
+  return system.nodename;
+}
 
 json provenance(comm::Communicator& world, const json& versions, int root) {
   json mine = this_host();

@@ -198,7 +198,8 @@ std::vector<RankAccount> accounts_of(const Attempt& attempt) {
                         .tensor = small(entry, "tensor", where, 0),
                         .pipeline = small(entry, "pipeline", where, 0),
                         .data = small(entry, "data", where, 0),
-                        .server = entry.contains("server")};
+                        .server = entry.contains("server"),
+                        .host = entry.contains("host") ? text_at(entry, "host", where) : ""};
     const json& sections = object_at(entry, "sections", where);
     for (const auto& [name, seconds] : sections.items()) {
       account.sections[name] = number_at(sections, name.c_str(), where);

@@ -133,6 +133,7 @@ nlohmann::json Trainer::account() const {
   nlohmann::json account = account_.to_json(steps, method_.least_traffic(steps));
   account["communication"].update(method_.further_traffic(steps));
   account["rank"] = grid_.world().rank();
+  account["host"] = report::host_name();
   account["tensor"] = grid_.coordinate(comm::Axis::tensor);
   account["context"] = grid_.coordinate(comm::Axis::context);
   account["pipeline"] = grid_.coordinate(comm::Axis::pipeline);

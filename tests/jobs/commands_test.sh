@@ -81,6 +81,9 @@ check "this machine" "OMP_NUM_THREADS=2 mpirun -n 4 --map-by ppr:4:node:PE=2 --b
 check "this machine, more threads than cores" \
   "OMP_NUM_THREADS=3 mpirun -n 4 --oversubscribe --bind-to none trireme train --config a.toml" \
   TRIREME_RANKS=4 TRIREME_THREADS=3 TRIREME_MPIRUN_STYLE=openmpi
+check "a list of hosts" \
+  "OMP_NUM_THREADS=3 mpirun -n 4 --map-by ppr:2:node:PE=3 --bind-to core -x OMP_NUM_THREADS -x TRIREME_CORES -x TRIREME_DRY_RUN -x TRIREME_LAUNCH_OPTIONS -x TRIREME_MPIRUN_STYLE -x TRIREME_NODES -x TRIREME_RANKS -x TRIREME_THREADS --hostfile hosts trireme train --config a.toml" \
+  TRIREME_NODES=2 TRIREME_RANKS=4 TRIREME_THREADS=3 "TRIREME_LAUNCH_OPTIONS=--hostfile hosts" TRIREME_MPIRUN_STYLE=openmpi
 check "no such site" "jobs: error: TRIREME_SITE=atlantis: there is no $SOURCE/jobs/sites/atlantis.sh" TRIREME_SITE=atlantis
 
 # srun does not inherit --cpus-per-task: the variable that passes it is exported.

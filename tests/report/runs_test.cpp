@@ -575,6 +575,10 @@ TEST_F(DiagnosisTest, TheSlowRankIsNamed) {
   };
   EXPECT_THAT(rules(fake), ElementsAre("slow-rank"));
   EXPECT_THAT(text_, HasSubstr("rank 3 computes 20 % longer"));
+  fake.change = [](json&, json& summary) { summary["ranks"][3]["host"] = "node07"; };
+  EXPECT_THAT(rules(fake), ElementsAre("slow-rank"));
+  EXPECT_THAT(text_, HasSubstr("rank 3 on node07 computes 20 % longer"));
+  fake.change = [](json&, json&) {};
   // Stages may differ from each other; that is a matter of the split.
   fake.data = 2, fake.pipeline = 2;
   fake.sections = [](int rank) {

@@ -121,6 +121,9 @@ bool as_predicted(const std::vector<MemoryRow>& rows);
 /// predicted; another where the prediction is in part.
 std::string memory_table(const std::vector<MemoryRow>& rows, bool gpu = false);
 
+/// Of this machine, as records have it.
+std::string host_name();
+
 /// Where a run was made. The environment is rank 0's: the variables with which users and schedulers
 /// steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those that Open MPI's
 /// launcher sets for itself and without any whose name suggests a secret. Collective; rank `root`

@@ -40,6 +40,7 @@ struct Volume {
 struct RankAccount {
   int rank = 0, tensor = 0, pipeline = 0, data = 0;
   bool server = false;  // a parameter server
+  std::string host;     // empty in older records
   std::map<std::string, double> sections;
   std::map<std::string, Volume> communication;
 };
