@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   comm::Session session(&argc, &argv);  // MPI_Init, and MPI_Finalize at its end
   device::MemoryLedger ledger;          // counts memory by use
   Recorder recorder;                    // times the sections of a step
-  // All ranks on the data axis; a shape of tensor and pipeline ranks would work as well.
+  // All ranks on the data axis; their number divides the batch.
   comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
   const model::Transformer model(tiny_gpt2());
 

@@ -1,7 +1,7 @@
 // Remote calls without a server of parameters: a random search of hyper-parameters (Bergstra and
 // Bengio, 2012), whose trials rank 0 hands out to whoever is free.
 //
-//   mpirun -n 4 build/release/trials 64
+//   mpirun -n 4 build/release/examples/trials 64
 //
 // A trial is gradient descent with momentum on a narrow valley, f(x) = ½ Σ cᵢ xᵢ² with curvatures c
 // from 1 to 100; what it finds depends on its number alone, so the best is the same for any number
