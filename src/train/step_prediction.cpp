@@ -141,10 +141,9 @@ plan::Machine measure_machine(const Job& job, parallel::ReplicaOptions options,
 json predict_step_time(const plan::Machine& machine, const std::string& source,
                        const model::Transformer& model, const parallel::ReplicaOptions& options,
                        const comm::GridShape& shape, bool documents) {
-  const model::Transformer own(model.config());  // units keep the plan of the stage made last
   plan::StageClasses stages;
   try {
-    stages = plan::trace_stages(own, options, shape, machine.on_host(), documents);
+    stages = plan::trace_stages(model, options, shape, machine.on_host(), documents);
   } catch (const ConfigError& error) {
     throw Error("train.predict = {}: this layout is not planned ({}); use off", source,
                 error.what());

@@ -26,8 +26,9 @@ plan::Machine measure_machine(const Job& job, parallel::ReplicaOptions options,
 
 /// Seconds of a step on a machine: {"machine", "seconds", "parts"}. `source` is the machine's name.
 /// Parts are averages over ranks, of "compute" and the axes of "communication wait"
-/// (docs/timing.md). Throws as plan::predict_step does, and Error where the layout is too long to
-/// be planned.
+/// (docs/timing.md). Leaves the model's units planned for another rank: make its replica
+/// afterwards. Throws as plan::predict_step does, and Error where the layout is too long to be
+/// planned.
 nlohmann::json predict_step_time(const plan::Machine& machine, const std::string& source,
                                  const model::Transformer& model,
                                  const parallel::ReplicaOptions& options,

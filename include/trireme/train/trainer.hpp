@@ -73,7 +73,9 @@ class Trainer {
   std::vector<data::Corpus::Split> validation_;
   RunReporter reporter_;
   nlohmann::json predicted_step_;  // see RunStart; known to the root alone
-  parallel::Replica replica_;      // whose memory is not taken yet while the machine is measured
+  // Made after the prediction, which plans units for other ranks: they keep the last plan. Nor is
+  // its memory taken while the machine is measured.
+  parallel::Replica replica_;
   MemoryPrediction predicted_;
   StepAccount account_;
   StopPolicy stop_policy_;
