@@ -5,7 +5,9 @@
 #include <set>
 #include <tuple>
 
+#include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/device/config.hpp"
 #include "trireme/report/formats.hpp"
 
 namespace trireme::report {
@@ -280,11 +282,12 @@ json essentials(const json& record, const RunFacts& facts) {
   }
   // Settings of GPUs that are not the defaults.
   const json device = config.value("device", json::object());
-  for (const auto& [key, usual] : {std::pair{"tf32", false},
-                                   {"time_products", true},
-                                   {"deterministic_attention", false},
-                                   {"graphs", false}}) {
-    if (!device.contains(key) || device.at(key) == usual) continue;
+  device::DeviceConfig built_in;
+  config::Fields fields;
+  fields.section("device", built_in);
+  const json usual = fields.to_json().at("device");
+  for (const auto& [key, value] : usual.items()) {
+    if (key == "type" || !device.contains(key) || device.at(key) == value) continue;
     all["device_settings"][key] = device.at(key);
   }
   // Records of before there was another.
