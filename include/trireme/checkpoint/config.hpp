@@ -9,8 +9,8 @@
 namespace trireme::checkpoint {
 
 struct CheckpointConfig {
-  std::int64_t every = 0;               // steps; 0: only at the end
-  double every_minutes = 30;            // 0: see every
+  std::int64_t every = 0;               // steps; 0: by minutes alone
+  double every_minutes = 30;            // 0: by steps alone
   std::string on_failure = "continue";  // continue | stop
   bool async = false;
   bool at_end = true;

@@ -106,7 +106,7 @@ class Grid {
   /// What costs speed in this placement and its backends, one line each; the same on every rank,
   /// but for a refusal of NCCL to register memory. Not of a plan.
   std::vector<std::string> warnings() const;
-  /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
+  /// "rank 3 of 4: tensor 0, pipeline 0, data 3 on node01"; context after tensor if it is split.
   std::string to_string() const { return where_; }
 
   /// Stream traffic of every group and channel by name ("tensor", …, "activations", "gradients").
