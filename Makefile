@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 PRESET ?= release
 BUILD := build/$(PRESET)
-JOBS ?= $(shell nproc)
+# nproc alone would report OMP_NUM_THREADS where it is set.
+JOBS ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.

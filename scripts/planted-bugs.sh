@@ -137,7 +137,7 @@ work() {
   done
 }
 
-cores=$(nproc)
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
 for name in "$@"; do
   printf '%s\n' "${bugs[@]}" | grep -q "^$name"$'\x1f' || { echo "there is no planted bug $name in $list"; exit 1; }

@@ -20,7 +20,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 if [ "$(id -u)" -eq 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-if [ "$(nproc)" -lt "$ranks" ]; then
+if [ "$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)" -lt "$ranks" ]; then
   export OMPI_MCA_rmaps_base_oversubscribe=1
 fi
 
