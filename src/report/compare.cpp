@@ -1,10 +1,12 @@
 // What differs between runs.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
+#include "trireme/core/text.hpp"
 #include "trireme/report/page.hpp"
 
 #include "html_page.hpp"
@@ -198,8 +200,8 @@ std::vector<Table> tables_of(const Report& report) {
     for (const Run& run : report.runs) {
       if (!run.valid()) why += fmt::format("; {}: {}", run.name, run.faults.front());
     }
-    throw Error("compare: {} of {} runs give figures, at least 2 are needed{}",
-                report.measured.size(), report.runs.size(), why);
+    throw Error("compare: {} of {} give figures, at least 2 different runs are needed{}",
+                report.measured.size(), counted(std::ssize(report.runs), "run"), why);
   }
   std::vector<Table> tables = settings(report);
   for (Table& table :

@@ -1,9 +1,11 @@
 // Decides whether a run is valid.
 #include <cmath>
+#include <iterator>
 #include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
+#include "trireme/core/text.hpp"
 #include "trireme/report/runs.hpp"
 
 #include "untrusted.hpp"
@@ -86,8 +88,8 @@ void check_ends_of_metrics(const Attempt& attempt, Run& run) {
   if (attempt.summary.contains("steps_of_attempt")) {
     const std::int64_t made = integer_at(attempt.summary, "steps_of_attempt", file);
     if (made != count) {
-      run.faults.push_back(fmt::format("{}: metrics.jsonl has {} steps, and summary.json says {}",
-                                       where(attempt), count, made));
+      run.faults.push_back(fmt::format("{}: metrics.jsonl has {}, and summary.json says {}",
+                                       where(attempt), counted(count, "step"), made));
       return;
     }
   }
@@ -114,8 +116,8 @@ void check_steps(Run& run) {
     break;
   }
   if (skipped > 0) {
-    run.notes.push_back(
-        fmt::format("{} steps whose update was skipped count for no figure", skipped));
+    run.notes.push_back(fmt::format("{} whose update was skipped, left out of all figures",
+                                    counted(skipped, "step")));
   }
   for (const RecordedEvaluation& evaluation : run.evaluations) {
     if (std::isfinite(evaluation.loss)) continue;
@@ -160,7 +162,8 @@ void check_circumstances(Run& run, const ReadOptions& options) {
   if (run.steps.empty() && !run.attempts.empty()) {  // it evaluated, or saved in another layout
     run.notes.emplace_back("no steps, so no speed");
   } else if (counted.empty()) {
-    run.faults.push_back(fmt::format("too short: {} steps, none after warm-up", run.steps.size()));
+    run.faults.push_back(fmt::format("too short: {}, none after warm-up",
+                                     trireme::counted(std::ssize(run.steps), "step")));
   }
 }
 

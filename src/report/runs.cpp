@@ -9,6 +9,7 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
+#include "trireme/core/text.hpp"
 #include "trireme/report/scaling.hpp"
 
 #include "untrusted.hpp"
@@ -231,9 +232,9 @@ void merge(const Attempt& attempt, Run& run) {
   const auto steps = std::erase_if(run.steps, later);
   std::erase_if(run.evaluations, later);
   if (steps > 0) {
-    run.notes.push_back(
-        fmt::format("attempt {:04} repeats {} steps from step {} on: they count once",
-                    attempt.number, steps, first));
+    run.notes.push_back(fmt::format("attempt {:04} repeats {} from step {} on: they count once",
+                                    attempt.number,
+                                    counted(static_cast<std::int64_t>(steps), "step"), first));
   }
   run.steps.insert(run.steps.end(), attempt.steps.begin(), attempt.steps.end());
   run.evaluations.insert(run.evaluations.end(), attempt.evaluations.begin(),

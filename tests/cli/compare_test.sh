@@ -34,5 +34,5 @@ if command -v gnuplot >/dev/null; then
   [ "$(grep -c '<svg' c.html)" -eq 4 ] || fail "$(grep -c '<svg' c.html) pictures"
 fi
 "$TRIREME" compare one >out 2>err && fail "one run"
-has '^trireme: error: compare: . of 1 runs give figures, at least 2 are needed' err
+has '^trireme: error: compare: . of 1 run give figures, at least 2 different runs are needed' err
 exit $((failures > 0))

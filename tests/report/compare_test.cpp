@@ -61,8 +61,9 @@ TEST(Compare, NeedsTwoRunsWithFigures) {
     (void)compare_text(make_report({a, b}, {}));
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("compare: 1 of 2 runs give figures, at least 2 are needed"));
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("compare: 1 of 2 runs give figures, at least 2 different runs are needed"));
     EXPECT_THAT(error.what(), HasSubstr("ranks share cores"));
   }
 }

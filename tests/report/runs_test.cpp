@@ -95,7 +95,7 @@ TEST_F(RunsTest, AFailedRunIsInvalidWithAReason) {
   EXPECT_THAT(
       fault({.change = [](json& run, json&) { run["config"]["train"]["inject"] = "nan@3"; }}),
       HasSubstr("faults were made on purpose"));
-  EXPECT_THAT(fault({.steps = 1}), HasSubstr("too short: 1 steps"));
+  EXPECT_THAT(fault({.steps = 1}), HasSubstr("too short: 1 step,"));
   const fs::path failed = FakeRun{}.write(scratch_ / "failed");
   const fs::path metrics = failed / "attempts/0001/metrics.jsonl";
   write_text(metrics, read_text(metrics) +

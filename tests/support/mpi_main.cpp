@@ -1,6 +1,7 @@
 // Entry point of the MPI test programs. Every rank runs every test; rank 0 prints. A failing rank
 // prints its failure and fails the launch. With --gtest_fail_fast (or GTEST_FAIL_FAST=1) all ranks
-// end after the first test that fails on any of them.
+// end after the first test that fails on any of them. An exception that leaves a test on one rank
+// ends the launch: the other ranks would wait for that rank.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -30,8 +31,13 @@ class FailTogether : public testing::EmptyTestEventListener {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  GTEST_FLAG_SET(catch_exceptions, false);
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  if (provided != MPI_THREAD_MULTIPLE) {
+    printf("this MPI has no MPI_THREAD_MULTIPLE\n");
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
