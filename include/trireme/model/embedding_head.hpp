@@ -29,9 +29,9 @@ class Embedding final : public Unit {
   RegionDropout dropout_;
 };
 
-/// Final norm, head and loss. Forward computes logits, loss and gradients block of rows by block of
-/// rows, so that the logits of a micro-batch never exist at once; no rank holds all logits of a
-/// row. Forward adds the weight's gradient.
+/// Final norm, head and loss. Forward computes logits, loss and gradients by blocks of rows
+/// (block_rows), so that the logits of a large micro-batch never exist at once; a tensor rank has
+/// those of its part of the vocabulary. Forward adds the weight's gradient.
 class Head final : public Unit {
  public:
   /// `token_row`: the token embedding's row of the table, for a tied head.
