@@ -230,7 +230,7 @@ bool choose_direct(const std::string& staging, std::optional<bool> library) {
 }
 
 bool messages_arrive(device::Device& device, const DeviceMessages& messages, MPI_Comm ranks) {
-  // Of its own: what is still under way after a failure meets no other message.
+  // Of its own: what is still under way after a failure takes no other message.
   MPI_Comm own = MPI_COMM_NULL;
   mpi_check(MPI_Comm_dup(ranks, &own), "MPI_Comm_dup");
   const MpiHandle group(own);

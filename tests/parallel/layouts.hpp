@@ -120,7 +120,7 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
   std::vector<std::int64_t> first{0};
   for (const params::Parameter& row : rows) first.push_back(first.back() + row.shape.elements());
   std::vector<std::uint32_t> bits(static_cast<std::size_t>(first.back()), 0);
-  std::vector<std::int64_t> spoken(rows.size(), 0);
+  std::vector<std::int64_t> given(rows.size(), 0);
   // Whole state: data rank 0 contributes. Sharded: the first shard group.
   const bool is_root = sharded ? place.data_rank < place.shard : place.data_rank == 0;
   std::vector<params::FlatRange> ranges{{{0, layout.elements()}, 0}};
@@ -144,7 +144,7 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
             bits[static_cast<std::size_t>(first[row] + run.logical + i)] =
                 std::bit_cast<std::uint32_t>(values_here[static_cast<std::size_t>(
                     range.offset + at - range.elements.begin)]);
-            ++spoken[row];
+            ++given[row];
           }
         }
       });
@@ -152,12 +152,12 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
   }
   MPI_Allreduce(MPI_IN_PLACE, bits.data(), static_cast<int>(bits.size()), MPI_UINT32_T, MPI_BOR,
                 world);
-  MPI_Allreduce(MPI_IN_PLACE, spoken.data(), static_cast<int>(spoken.size()), MPI_INT64_T, MPI_SUM,
+  MPI_Allreduce(MPI_IN_PLACE, given.data(), static_cast<int>(given.size()), MPI_INT64_T, MPI_SUM,
                 world);
   std::vector<std::vector<float>> result;
   for (std::size_t row = 0; row < rows.size(); ++row) {
-    TRIREME_ASSERT(spoken[row] == rows[row].shape.elements(), "{}: {} of {} elements",
-                   rows[row].name, spoken[row], rows[row].shape.elements());
+    TRIREME_ASSERT(given[row] == rows[row].shape.elements(), "{}: {} of {} elements",
+                   rows[row].name, given[row], rows[row].shape.elements());
     std::vector<float>& values = result.emplace_back();
     for (std::int64_t i = first[row]; i < first[row + 1]; ++i) {
       values.push_back(std::bit_cast<float>(bits[static_cast<std::size_t>(i)]));
