@@ -141,10 +141,10 @@ Corpus Corpus::open(const std::string& path, std::int64_t length) {
     check_alike(sources.front(), opened, path);
     const std::int64_t tokens = opened.tokens(SplitName::train);
     if (spec.sources.size() > 1 && tokens <= length) {
-      throw Error(
-          "data.path = {}: source {} has {} tokens to train on, and a window takes {}; leave it "
-          "out or lower model.sequence",
-          config::one_line(path), opened.name, tokens, length + 1);
+      throw Error("data.path = {}: source {} has {} tokens to train on, and a window takes {}; {}",
+                  config::one_line(path), opened.name, tokens, length + 1,
+                  tokens > 1 ? "leave it out or lower model.sequence"
+                             : "leave it out of the blend, or evaluate it by itself");
     }
   }
   return {path, length, std::move(sources), std::move(spec.phases)};

@@ -348,6 +348,9 @@ TEST_F(CorpusTest, BadBlendsAreRefusedInOneLine) {
   EXPECT_THAT(error_of([&] { Corpus::open("1 " + path("a") + ", 1 " + path("short"), length); }),
               AllOf(HasSubstr("source short has 9 tokens"), HasSubstr("takes 11")));
   make("letters", 500, {.tokenizer = "characters"});
+  make_dataset(scratch_, "tested", random_bytes(50, 1), {.valid_fraction = 1});
+  EXPECT_THAT(error_of([&] { Corpus::open("1 " + path("a") + ", 1 " + path("tested"), length); }),
+              AllOf(HasSubstr("source tested has 0 tokens"), HasSubstr("evaluate it by itself")));
   EXPECT_THAT(error_of([&] { Corpus::open("1 " + path("a") + ", 1 " + path("letters"), length); }),
               AllOf(HasSubstr("source letters has tokenizer characters"), HasSubstr("a bytes")));
 }
