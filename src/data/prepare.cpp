@@ -101,7 +101,7 @@ class Preparation {
       try {
         encode_parts();
       } catch (const Error&) {  // others need not go on
-        std::ofstream(path_ / failed_file);
+        const std::ofstream failed(path_ / failed_file);
         throw;
       }
     });
