@@ -2,8 +2,7 @@
 SHELL := /bin/bash
 PRESET ?= release
 BUILD := build/$(PRESET)
-# nproc alone would report OMP_NUM_THREADS where it is set.
-JOBS ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+JOBS ?= $(shell source jobs/common.sh; trireme_cores)
 PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.

@@ -235,7 +235,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   parallel::ReplicaOptions options =
       plan::one_rank_options(device.is_host(), compute, each.batch,
                              recompute_of(arguments.recompute, device.is_host(), config.width));
-  options.threads = 0;
+  options.threads = train::threads_of_rank({}, session);
   options.graphs = true;
   options.make_ops = [&](device::MemoryLedger& memory, int threads, bool reproducible) {
     const parallel::MakeOps make = computes.make_ops(true);

@@ -52,6 +52,17 @@ trireme_first() {
 # Prints the number of usable cores of this machine. nproc would report OMP_NUM_THREADS where it is set.
 trireme_cores() { echo "${TRIREME_CORES:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)}"; }
 
+# Open MPI refuses root unless these are set; other launchers ignore them.
+trireme_allow_root() {
+  if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+}
+
+# For scripts that start ranks on this machine by mpirun: Open MPI also refuses more ranks than cores.
+trireme_allow_local() { # ranks
+  trireme_allow_root
+  if [ "$(trireme_cores)" -lt "$1" ]; then export OMPI_MCA_rmaps_base_oversubscribe=1; fi
+}
+
 trireme_unique_lines() { sort -u "$1" | grep -c .; }
 
 # Prints a line for each slot. With jsrun the first slot is the launch node's, on which no ranks run.
@@ -151,7 +162,7 @@ trireme_mpirun() {
   launch=("$mpirun" -n "$ranks")
   case $(trireme_mpirun_style "$mpirun") in
     openmpi)
-      if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+      trireme_allow_root
       if [ "$(trireme_scheduler)" = local ] && [ $((ranks_per_node * threads)) -gt "$(trireme_cores)" ]; then
         launch+=(--oversubscribe --bind-to none)
       else

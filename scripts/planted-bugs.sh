@@ -6,6 +6,8 @@
 # planted-bugs.sh --check only checks that every edit still fits the sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=jobs/common.sh
+source jobs/common.sh
 list=tests/planted/bugs.txt
 scratch=build/planted
 
@@ -137,7 +139,7 @@ work() {
   done
 }
 
-cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+cores=$(trireme_cores)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
 for name in "$@"; do
   printf '%s\n' "${bugs[@]}" | grep -q "^$name"$'\x1f' || { echo "there is no planted bug $name in $list"; exit 1; }

@@ -12,6 +12,7 @@ namespace {
 
 StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
   StageOptions stage = options.stage;
+  TRIREME_ASSERT(options.threads >= 1, "a replica of {} threads", options.threads);
   stage.place = place_of(grid.shape(), grid.world().rank(), options.alone);
   TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
                  stage.zero);

@@ -73,7 +73,7 @@ struct ReplicaOptions {
   StageOptions stage;                  // its place is taken from the grid
   const Pipeline* pipeline = nullptr;  // of these options, where it is known already
   optim::OptimConfig optim;
-  int threads = 1;
+  int threads = 1;                         // at least 1
   std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
   bool overlap = true;                     // reduce while backward runs
   std::uint64_t seed = 0;                  // of initial weights, dropout and stochastic rounding
