@@ -7,7 +7,7 @@ trireme=${1:-$here/../../build/release/trireme}
 machine=$here/../../data/machines/a100-megatron-deepspeed.toml
 keys=products.rows_half,products.columns_half,products.depth_half
 keys+=,attention.score_bytes,attention.launches,attention.slow_factor,attention.forward_efficiency,attention.backward_efficiency
-keys+=,memory.efficiency,memory.update_efficiency,device.launch_us,device.operation_us,device.step_ms
+keys+=,loss.launches,memory.efficiency,memory.update_efficiency,device.launch_us,device.operation_us,device.step_ms
 keys+=,links.launch_us,links.message_us,links.node.latency_us,links.node.gb_per_s
 keys+=,links.network.latency_us,links.network.gb_per_s
 predict() { # FILE FLAGS...

@@ -59,6 +59,11 @@ void Machine::Attention::declare(config::Fields& fields) {
              at_least(1));
 }
 
+void Machine::Loss::declare(config::Fields& fields) {
+  fields.add("launches", launches, "of its operations for a block of logits, where it is not fused",
+             at_least(1));
+}
+
 void Machine::Memory::declare(config::Fields& fields) {
   fields.add("gb_per_s", gb_per_s, "peak of a rank", positive());
   fields.add("efficiency", efficiency, "of operations, of the peak", in_range(0.01, 1));
@@ -93,6 +98,7 @@ void Machine::declare(config::Fields& fields) {
   fields.section("device", device);
   fields.section("products", products);
   fields.section("attention", attention);
+  fields.section("loss", loss);
   fields.section("memory", memory);
   fields.section("links", links);
   fields.section("links.node", node);
@@ -196,6 +202,7 @@ double Machine::launch_seconds(const Work& work) const {
   if ((backward || work.kind == Work::Kind::attention) && !attention.fused) {
     launches = attention.launches * (backward ? 2 : 1) * slow_factor(work);
   }
+  if (work.loss) launches = loss.launches;
   return launches * device.launch_us * micro;
 }
 

@@ -50,7 +50,9 @@ void describe(Work& work, const Tensor& x, const Tensor&, const Tensor&, bool) {
 }
 void describe(Work& work, const Tensor& logits, const Tensor&, const Tensor&, const Tensor&,
               const Tensor&, std::int64_t) {
-  if (logits.shape().dimensions() == 2) work.bytes += bytes_of(logits);  // else exp_sum_and_target
+  if (logits.shape().dimensions() != 2) return;  // exp_sum_and_target
+  work.bytes += bytes_of(logits);
+  work.loss = true;
 }
 // Of the table only the rows of the tokens.
 void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor&, const ops::RowTile&,

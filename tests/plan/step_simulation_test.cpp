@@ -111,6 +111,21 @@ TEST(StepSimulation, AttentionThatIsNotFusedIsSeveralOperations) {
   EXPECT_NEAR(seconds(Work::Kind::attention_backward, 6), 2 * 3 * (0.5 + 1.5), 1e-4);
 }
 
+// Of a program whose loss is not fused: more launches for the gradient of logits alone.
+TEST(StepSimulation, ALossThatIsNotFusedIsSeveralOperations) {
+  Machine machine = plain_machine("gpu");
+  machine.device.launch_us = 1e5;
+  machine.loss.launches = 7;
+  const auto seconds = [&](bool loss) {
+    Calls calls;
+    calls.trace.works.push_back({.loss = loss});
+    calls.trace.instructions.push_back({Kind::compute, 0});
+    return seconds_of(shape_of(1, 1, 1), {calls}, machine);
+  };
+  EXPECT_NEAR(seconds(false), 0.1, 1e-4);
+  EXPECT_NEAR(seconds(true), 0.7, 1e-4);
+}
+
 // Thakur, Rabenseifner and Gropp (2005): 2(n−1)(α + S/(n·β)) for a ring's all-reduce.
 TEST(StepSimulation, HasTheTimeOfARing) {
   Machine machine = plain_machine();

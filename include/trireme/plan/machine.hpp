@@ -56,6 +56,13 @@ struct Machine {
     void declare(config::Fields& fields);
   } attention;
 
+  /// The gradient of a block of logits takes the host as long as `launches` operations: more than
+  /// one where the loss is not fused.
+  struct Loss {
+    double launches = 1;
+    void declare(config::Fields& fields);
+  } loss;
+
   struct Memory {
     double gb_per_s = 1;
     double efficiency = 1, update_efficiency = 1;  // of operations, and of an optimizer

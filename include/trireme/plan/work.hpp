@@ -19,8 +19,9 @@ struct Work {
   DType type = DType::f32;  // of factors; of what is read first
   std::int64_t m = 0, n = 0, k = 0, count = 1;
   std::int64_t bytes = 0;  // read and written
+  bool loss = false;       // memory: the gradient of logits
   bool causal = false;     // attention: queries are the last m of n tokens, keys all of them
-  auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, causal); }
+  auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, loss, causal); }
   bool operator==(const Work&) const = default;
   /// Floating-point operations of a product or attention; else 0.
   double flops() const;
