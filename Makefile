@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PRESET ?= release
 BUILD := build/$(PRESET)
-JOBS ?= $(shell source jobs/common.sh; trireme_cores)
+JOBS ?= $(shell source jobs/common.sh; trireme_nproc)
 PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the job scripts: detects the scheduler, starts ranks on it, and acts on their exit code.
+# Shared by the job scripts, and by others that start ranks on this machine: detects the scheduler, starts ranks on it, and acts on their exit code.
 # Sourced by bash 4 or newer. Environment:
 #
 #   TRIREME                 the program (else build/release/trireme of this tree, else trireme in PATH)
@@ -50,7 +50,8 @@ trireme_first() {
 }
 
 # Prints the number of usable cores of this machine. nproc would report OMP_NUM_THREADS where it is set.
-trireme_cores() { echo "${TRIREME_CORES:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)}"; }
+trireme_nproc() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+trireme_cores() { echo "${TRIREME_CORES:-$(trireme_nproc)}"; }
 
 # Open MPI refuses root unless these are set; other launchers ignore them.
 trireme_allow_root() {
@@ -60,7 +61,7 @@ trireme_allow_root() {
 # For scripts that start ranks on this machine by mpirun: Open MPI also refuses more ranks than cores.
 trireme_allow_local() { # ranks
   trireme_allow_root
-  if [ "$(trireme_cores)" -lt "$1" ]; then export OMPI_MCA_rmaps_base_oversubscribe=1; fi
+  if [ "$(trireme_nproc)" -lt "$1" ]; then export OMPI_MCA_rmaps_base_oversubscribe=1; fi
 }
 
 trireme_unique_lines() { sort -u "$1" | grep -c .; }

@@ -139,7 +139,7 @@ work() {
   done
 }
 
-cores=$(trireme_cores)
+cores=$(trireme_nproc)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
 for name in "$@"; do
   printf '%s\n' "${bugs[@]}" | grep -q "^$name"$'\x1f' || { echo "there is no planted bug $name in $list"; exit 1; }

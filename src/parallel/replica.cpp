@@ -12,7 +12,6 @@ namespace {
 
 StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
   StageOptions stage = options.stage;
-  TRIREME_ASSERT(options.threads >= 1, "a replica of {} threads", options.threads);
   stage.place = place_of(grid.shape(), grid.world().rank(), options.alone);
   TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
                  stage.zero);
@@ -76,6 +75,7 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
 }
 
 std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
+  TRIREME_ASSERT(options_.threads >= 1, "a replica of {} threads", options_.threads);
   const bool reproducible = options_.stage.reproducible;
   std::unique_ptr<ops::Ops> own = options_.make_ops
                                       ? options_.make_ops(ledger, options_.threads, reproducible)

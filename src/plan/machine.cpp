@@ -60,7 +60,8 @@ void Machine::Attention::declare(config::Fields& fields) {
 }
 
 void Machine::Loss::declare(config::Fields& fields) {
-  fields.add("launches", launches, "of its operations for a block of logits, where it is not fused",
+  fields.add("launches", launches,
+             "kernel launches for each block of logits, more than 1 where it is not fused",
              at_least(1));
 }
 

@@ -15,4 +15,6 @@ import json, sys
 folder = sys.argv[1]
 for name, key in (("ops_bench", "benchmarks"), ("progress_bench", "benchmarks"), ("memory_bench", "operations"), ("compare", "rows")):
     assert json.load(open(f"{folder}/{name}.json"))[key], name
+row = json.load(open(f"{folder}/compare.json"))["rows"][0]
+assert row["two_ranks_beside_one"]["n"] == 1 and row["rounds"][0]["two_ranks"]["ranks"] == 2, row
 PYTHON

@@ -397,5 +397,18 @@ TEST(Traces, HaveTheProductsOfAStep) {
   EXPECT_DOUBLE_EQ(flops, 6 * weights * tokens);
 }
 
+// Of each of four micro-batches, whether tensor ranks sum its statistics or not.
+TEST(Traces, HaveTheGradientOfLogitsOnce) {
+  const model::Transformer model(even_model());
+  for (const int tensor : {1, 2}) {
+    const Trace trace = unfolded(
+        trace_step(model, options_of({tensor, 1, 1, 0, false}), shape_of(tensor, 1, 1), 0, true));
+    const auto gradients = std::ranges::count_if(trace.instructions, [&](const Instruction& each) {
+      return each.kind == Kind::compute && trace.works[static_cast<std::size_t>(each.index)].loss;
+    });
+    EXPECT_EQ(gradients, 4) << tensor;
+  }
+}
+
 }  // namespace
 }  // namespace trireme::plan::test

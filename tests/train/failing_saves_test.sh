@@ -4,7 +4,7 @@
 set -euo pipefail
 if grep -q 'lib[at]san' <(ldd "$TRIREME"); then
   echo "skipped: a sanitizer must be the only preloaded library"
-  exit 0
+  exit 77
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -5,7 +5,7 @@ set -euo pipefail
 python=${PYTHON:-python3}
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
   echo "skipped: $python has no torch and transformers (set PYTHON to one that has)"
-  exit 0
+  exit 77
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

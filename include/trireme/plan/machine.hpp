@@ -56,8 +56,8 @@ struct Machine {
     void declare(config::Fields& fields);
   } attention;
 
-  /// The gradient of a block of logits takes the host as long as `launches` operations: more than
-  /// one where the loss is not fused.
+  /// Kernel launches for the gradient of each block of logits (model::Head computes as many rows at
+  /// once): more than one where the loss is not fused.
   struct Loss {
     double launches = 1;
     void declare(config::Fields& fields);
