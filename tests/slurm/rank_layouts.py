@@ -43,7 +43,9 @@ def ranked():
     found = plan("--search")
     if found.returncode != 0:
         sys.exit(f"no search: {found.stderr}")
-    rows = found.stdout.split("most beside products\n")[1].split("\n\n")[0].splitlines()
+    rows = found.stdout.partition("most beside products\n")[2].split("\n\n")[0].splitlines()
+    if len(rows) < options.first:
+        sys.exit(f"not {options.first} layouts:\n{found.stdout}")
     for row in rows[:options.first]:
         cells = row.split()
         schedule = "1f1b" if cells[7] == "-" else cells[7]
@@ -56,7 +58,9 @@ def drawn(known):
     draw = random.Random(options.seed)
     powers = [2**i for i in range(options.ranks.bit_length()) if 2**i <= options.ranks]
     layouts = []
-    while len(layouts) < options.others:
+    for _ in range(100 * options.others):
+        if len(layouts) == options.others:
+            return layouts
         tensor, pipeline = draw.choice(powers), draw.choice(powers)
         schedule = draw.choice(["1f1b", "gpipe", "interleaved", "zero-bubble"]) if pipeline > 1 else "1f1b"
         layout = (str(tensor), str(pipeline), str(draw.choice([1, 2, 4, 8])), str(draw.choice([0, 1, 2, 3])),
@@ -65,13 +69,16 @@ def drawn(known):
         if layout in known or layout in layouts or plan(*flags_of(layout)).returncode != 0:
             continue
         layouts.append(layout)
-    return layouts
+    sys.exit(f"not {options.others} other layouts")
 
 
 def measured(layout):
     command = [*shlex.split(options.launch), options.trireme, "bench", "step", "--machine", options.machine,
-               "--warmup", "1", "--iterations", "2", "--json", "step.json", *options.flags, *flags_of(layout)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+               "--warmup", "1", "--iterations", "3", "--json", "step.json", *options.flags, *flags_of(layout)]
+    for _ in range(3):  # Open MPI's own start fails at times, as jobs/common.sh knows
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0 or done.stdout.strip():
+            break
     if done.returncode != 0 or "# wrong results: 0" not in done.stdout:
         sys.exit(f"{layout}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     with open("step.json", encoding="utf-8") as file:
