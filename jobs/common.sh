@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Shared by the job scripts, and by others that start ranks on this machine: detects the scheduler, starts ranks on it, and acts on their exit code.
+# Shared by the job scripts: detects the scheduler, starts ranks on it, and acts on their exit code. Scripts that start
+# ranks on this machine alone use trireme_nproc and trireme_allow_local.
 # Sourced by bash 4 or newer. Environment:
 #
 #   TRIREME                 the program (else build/release/trireme of this tree, else trireme in PATH)
