@@ -149,6 +149,7 @@ Tensor Attention::log_sums(const UnitContext& context, std::size_t tile) const {
 
 void Attention::attend(const UnitContext& context) const {
   const Microbatch& batch = context.batch;
+  std::vector<ops::AttentionHeads> calls;
   for (std::size_t i = 0; i < first_.size(); ++i) {
     const int tile = static_cast<int>(i);
     const TileHeads own = heads_of_tile(heads_, kv_heads_, context.shares.tiles, tile);
@@ -160,10 +161,11 @@ void Attention::attend(const UnitContext& context) const {
     if (context.cache != nullptr) {
       attend_cached(context, tile, out, lse, heads, slice(own));
     } else {
-      context.ops.attention(out, lse, heads.q, heads.k, heads.v, causal_mask(batch), scale_,
-                            dropout(context), batch.samples, slice(own));
+      calls.push_back({out, lse, heads.q, heads.k, heads.v, slice(own)});
     }
   }
+  context.ops.independent_attention(calls, causal_mask(batch), scale_, dropout(context),
+                                    batch.samples);
 }
 
 void Attention::attend_cached(const UnitContext& context, int tile, const Tensor& out,
@@ -217,6 +219,7 @@ void Attention::attend_backward(std::span<const UnitContext* const> calls) const
 void Attention::attend_backward(const UnitContext& context) const {
   const Microbatch& batch = context.batch;
   const std::vector<Tensor> dmixed = context.full(dmiddle_), dqkv = context.full(dfirst_);
+  std::vector<ops::AttentionHeads> calls;
   for (std::size_t i = 0; i < dqkv.size(); ++i) {
     const TileHeads own =
         heads_of_tile(heads_, kv_heads_, context.shares.tiles, static_cast<int>(i));
@@ -227,11 +230,11 @@ void Attention::attend_backward(const UnitContext& context) const {
     };
     const Heads heads = split(context.full(first_[i]), batch, own);
     const Heads dheads = split(dqkv[i], batch, own);
-    context.ops.attention_backward(dheads.q, dheads.k, dheads.v, of_queries(dmixed[i]),
-                                   of_queries(context.full(middle_[i])), log_sums(context, i),
-                                   heads.q, heads.k, heads.v, causal_mask(batch), scale_,
-                                   dropout(context), batch.samples, slice(own));
+    calls.push_back({of_queries(context.full(middle_[i])), log_sums(context, i), heads.q, heads.k,
+                     heads.v, slice(own), dheads.q, dheads.k, dheads.v, of_queries(dmixed[i])});
   }
+  context.ops.independent_attention_backward(calls, causal_mask(batch), scale_, dropout(context),
+                                             batch.samples);
 }
 
 }  // namespace trireme::model

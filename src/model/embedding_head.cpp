@@ -196,10 +196,11 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
                         {.transpose_a = true, .accumulate = !block.writes_gradients}});
   }
   ops.independent_matmuls(products);
-  sum_tiles(context, block.dnormed, [&](int i, const Tensor& to) {
-    if (!used(i)) return ops.fill(to, 0);
-    ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});
-  });
+  products.clear();
+  for (int i = 0; i < tiles; ++i) {
+    products.push_back({{}, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {}});
+  }
+  ops.sum_of_matmuls(block.dnormed.value, block.dnormed.levels, products);
 }
 
 Tensor Head::normalize(const UnitContext& context, const Tensor& x) const {

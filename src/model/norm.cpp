@@ -60,13 +60,14 @@ void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor&
 void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {
   const Tensor all_rstd = statistic(context, rstd_);
   const Tensor all_mean = centered_ ? statistic(context, mean_) : Tensor();
+  std::vector<ops::RowSums> sums;
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
     const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
-    const Tensor& dgain = context.gradients(weight_, copy);
-    const Tensor dbias = bias_ >= 0 ? context.gradients(bias_, copy) : Tensor();
-    context.ops.norm_backward_weight(dgain, dbias, part(dy), part(x),
-                                     centered_ ? part(all_mean) : Tensor(), part(all_rstd));
+    sums.push_back({context.gradients(weight_, copy),
+                    bias_ >= 0 ? context.gradients(bias_, copy) : Tensor(), part(dy), part(x),
+                    centered_ ? part(all_mean) : Tensor(), part(all_rstd)});
   });
+  context.ops.independent_row_sums(sums);
 }
 
 }  // namespace trireme::model

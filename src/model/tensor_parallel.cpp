@@ -197,11 +197,11 @@ void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor>
 
 void ColumnParallel::backward_input(const UnitContext& context, const Summand& partial,
                                     std::span<const Tensor> dy) const {
-  sum_tiles(context, partial, [&](int tile, const Tensor& to) {
-    const Tensor& from = dy[static_cast<std::size_t>(tile)];
-    if (from.elements() == 0) return context.ops.fill(to, 0);
-    context.ops.matmul(to, from, context.values(weight_, tile), {});
-  });
+  std::vector<ops::Matmul> products;
+  for (std::size_t i = 0; i < dy.size(); ++i) {
+    products.push_back({{}, dy[i], context.values(weight_, static_cast<int>(i)), {}});
+  }
+  context.ops.sum_of_matmuls(partial.value, partial.levels, products);
 }
 
 void ColumnParallel::backward_weight(const UnitContext& context, std::span<const Tensor> dy,
@@ -225,14 +225,15 @@ RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::str
 
 void RowParallel::forward(const UnitContext& context, const Summand& partial,
                           std::span<const Tensor> x) const {
-  sum_tiles(context, partial, [&](int tile, const Tensor& to) {
-    const bool carries_bias = bias_ >= 0 && context.shares.tiles.first + tile == 0;
-    const Tensor& from = x[static_cast<std::size_t>(tile)];
+  std::vector<ops::Matmul> products;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const int tile = static_cast<int>(i);
     ops::MatmulOptions options{.transpose_b = true};
-    if (carries_bias) options.bias = context.values(bias_);
     // An empty tile's product is zero, and the bias where it carries one.
-    context.ops.matmul(to, from, context.values(weight_, tile), options);
-  });
+    if (bias_ >= 0 && context.shares.tiles.first + tile == 0) options.bias = context.values(bias_);
+    products.push_back({{}, x[i], context.values(weight_, tile), options});
+  }
+  context.ops.sum_of_matmuls(partial.value, partial.levels, products);
 }
 
 void RowParallel::backward_input(const UnitContext& context, std::span<const Tensor> dx,
@@ -260,9 +261,11 @@ void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
   context.ops.independent_matmuls(products);
   if (bias_ < 0) return;
   const Tensor local = context.local(dy);
+  std::vector<ops::RowSums> sums;
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
-    context.ops.column_sum(context.gradients(bias_, copy), local.slice(0, begin, end));
+    sums.push_back({.dgain = context.gradients(bias_, copy), .dy = local.slice(0, begin, end)});
   });
+  context.ops.independent_row_sums(sums);
 }
 
 }  // namespace trireme::model

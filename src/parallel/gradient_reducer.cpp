@@ -4,8 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "trireme/core/pairwise.hpp"
-
 namespace trireme::parallel {
 
 namespace {
@@ -15,9 +13,6 @@ using Kind = UnitAction::Kind;
 bool reduces(const UnitAction& action) {
   return action.kind == Kind::reduce || action.kind == Kind::reduce_tied;
 }
-
-// 128 KiB of each set for a thread.
-constexpr std::int64_t cached_elements = 1 << 15;
 
 class Mark final : public device::Operation {
  public:
@@ -232,27 +227,23 @@ void GradientReducer::add_up(int group) {
   const Section section(parts_.recorder, "join gradients");
   const int sets = state_.options().sets;
   for (int set = 0; set < sets; ++set) sums_.join(group, set, ops_, parts_.tensor);
-  const auto of_set = [&](std::int64_t set, const params::Range& part) {
-    return state_.group_gradient(group, static_cast<int>(set)).slice(0, part.begin, part.end);
+  const auto of_set = [&](std::int64_t set) {
+    return state_.group_gradient(group, static_cast<int>(set));
   };
-  // Over this rank's sets, as a tree that the one over ranks continues. On a host in parts that
-  // stay in its caches until they are added up.
-  const std::int64_t all = state_.group_gradient(group).elements();
-  const bool whole = parts_.stage.joins_context() || !parts_.stream.device().is_host();
-  const std::int64_t size = whole ? all : cached_elements * parts_.threads;
-  for (std::int64_t begin = 0; begin < all; begin += size) {
-    const params::Range part{begin, std::min(all, begin + size)};
-    parts_.stage.add_sets(
-        [&](std::int64_t to, std::int64_t from) {
-          ops_.add(of_set(to, part), of_set(to, part), of_set(from, part));
-        },
-        [&](std::int64_t set) {
-          const Tensor sum = of_set(set, part);
-          parts_.context.all_reduce(sum, comm::Reduction::sum, parts_.stream).wait();
-          // The sum over all copies of the parameters has it once.
-          if (parts_.context.rank() > 0) ops_.fill(sum, -0.0F);
-        });
+  // Over this rank's sets, as a tree that the one over ranks continues.
+  if (!parts_.stage.joins_context()) {
+    std::vector<Tensor> all;
+    for (int set = 0; set < sets; ++set) all.push_back(of_set(set));
+    return ops_.add_up(all);
   }
+  parts_.stage.add_sets(
+      [&](std::int64_t to, std::int64_t from) { ops_.add(of_set(to), of_set(to), of_set(from)); },
+      [&](std::int64_t set) {
+        const Tensor sum = of_set(set);
+        parts_.context.all_reduce(sum, comm::Reduction::sum, parts_.stream).wait();
+        // The sum over all copies of the parameters has it once.
+        if (parts_.context.rank() > 0) ops_.fill(sum, -0.0F);
+      });
 }
 
 void GradientReducer::reduce(int group) {

@@ -20,18 +20,24 @@ namespace trireme::plan {
 
 namespace {
 
-/// Rows over which one call sums the gradient of a row that is not split.
-std::int64_t rows_of_a_sum(const parallel::Stage& stage) {
+/// The sums of the gradient of a row that is not split, which run at once.
+struct RowSums {
+  std::int64_t rows = 0;  // of the largest
+  int count = 0;
+};
+RowSums row_sums(const parallel::Stage& stage) {
   const std::int64_t rows = stage.memory().leaves().rows;
   const model::Shares& shares = stage.shares();
-  if (!shares.reproducible) return shares.rows(rows).size();
-  std::int64_t most = 0;
+  if (!shares.reproducible) return {shares.rows(rows).size(), 1};
+  RowSums sums;
   for (int v = 0; v < shares.tiles.all; ++v) {
     const bool own = v >= shares.tiles.first && v < shares.tiles.first + shares.tiles.count;
     if (shares.sequence_parallel && !own) continue;
-    most = std::max(most, params::tile_of(rows, v, shares.tiles.all).size());
+    const std::int64_t size = params::tile_of(rows, v, shares.tiles.all).size();
+    sums.rows = std::max(sums.rows, size);
+    if (size > 0) ++sums.count;
   }
-  return most;
+  return sums;
 }
 
 /// Of a stage's tile of heads number `i` of its own, whose keys are keys[i] wide: one call, of all
@@ -58,18 +64,17 @@ bool attends(const parallel::Stage& stage) {
   return false;
 }
 
-/// The most that a call of the stage's attention takes, by bytes(shape).
-template <class Bytes>
-std::size_t attention_workspace(const parallel::Stage& stage, const Bytes& bytes) {
+/// The stage's calls of attention for one leaf. They run at once, or with cut sequences one by one.
+std::vector<ops::AttentionShape> attention_shapes(const parallel::Stage& stage) {
   const params::Tiles& tiles = stage.shares().tiles;
   const std::vector<std::int64_t> keys =
       model::Attention::key_widths(stage.model().config(), tiles);
-  std::size_t most = 0;
+  std::vector<ops::AttentionShape> shapes;
   for (int i = 0; attends(stage) && i < tiles.count; ++i) {
     const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (shape.heads > 0) most = std::max(most, bytes(shape));
+    if (shape.heads > 0) shapes.push_back(shape);
   }
-  return most;
+  return shapes;
 }
 
 /// Products of bf16 with the stage's weights: forward, gradients for inputs and for weights.
@@ -94,14 +99,18 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
         head ? model::Head::block_rows(all, config.width, config.vocabulary, stage.shares().compute,
                                        stage.shares().products_on_gpu)
              : all;
-    // Products whose results are split run at once for all tiles; those that are summed over tiles
-    // one by one.
+    // Products whose results are split run at once for all tiles, and so do those that are summed
+    // over tiles.
     const auto count_summed = [&](std::int64_t m) {
-      for (const Shape& tile : tiles) {
-        const ops::ProductShape forward{m, tile[0], tile[1]}, backward{m, tile[1], tile[0]};
-        count({weight.split == 1 ? &forward : &backward, 1}, false,
-              stage.shares().partial() == DType::f32);
+      const int out = weight.split == 1 ? 0 : 1;
+      if (tiles.size() == 1) {
+        const ops::ProductShape product{m, tiles[0][out], tiles[0][1 - out]};
+        return count({&product, 1}, false, stage.shares().partial() == DType::f32);
       }
+      std::vector<std::int64_t> inner;
+      for (const Shape& tile : tiles) inner.push_back(tile[1 - out]);
+      if (m == 0 || inner.empty()) return;
+      bytes = std::max(bytes, ops::cpu_sum_workspace(m, tiles[0][out], inner, threads));
     };
     for (const std::int64_t m : {most, all % most}) {
       std::vector<ops::ProductShape> split, gradients;
@@ -126,11 +135,12 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
 /// What libraries of the CUDA backend take, as far as it is known.
 std::size_t cuda_ops_workspace(const parallel::Stage& stage, const CudaWork& work) {
   const bool plain = work.plain_attention && stage.shares().compute != DType::f32;
-  const std::size_t attention =
-      attention_workspace(stage, [&](const ops::AttentionShape& shape) -> std::size_t {
-        if (!plain || !ops::cuda_attention_fuses(shape)) return 0;
-        return ops::cuda_attention_workspace(shape, work.deterministic_attention);
-      });
+  std::size_t attention = 0;
+  for (const ops::AttentionShape& shape : attention_shapes(stage)) {
+    if (!plain || !ops::cuda_attention_fuses(shape)) continue;
+    attention =
+        std::max(attention, ops::cuda_attention_workspace(shape, work.deterministic_attention));
+  }
   return ops::cuda_product_workspace + device::aligned(attention);
 }
 
@@ -139,10 +149,17 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   const bool narrow_on_host = host && stage.shares().compute == DType::bf16;
   const model::ModelConfig& config = stage.model().config();
   const params::Layout& layout = stage.layout();
-  std::size_t bytes = attention_workspace(stage, [&](const ops::AttentionShape& shape) {
-    return narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
-                          : ops::cpu_attention_workspace(shape, threads);
-  });
+  std::size_t bytes = 0;
+  const auto count_attention = [&](std::span<const ops::AttentionShape> calls) {
+    bytes = std::max(bytes, narrow_on_host ? ops::cpu_narrow_attention_workspace(calls, threads)
+                                           : ops::cpu_attention_workspace(calls, threads));
+  };
+  const std::vector<ops::AttentionShape> attention = attention_shapes(stage);
+  if (stage.shares().context.cuts()) {
+    for (const ops::AttentionShape& call : attention) count_attention({&call, 1});
+  } else {
+    count_attention(attention);
+  }
   if (narrow_on_host) bytes = std::max(bytes, product_workspace(stage, threads));
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
@@ -151,9 +168,10 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
     // gains are what begins as ones.
     const bool gain = row.initialization.kind == params::Initialization::Kind::ones;
     const int outputs = gain && config.layer_norm() && config.bias ? 2 : 1;
-    const std::int64_t rows =
-        block.slices.empty() ? rows_of_a_sum(stage) : stage.memory().leaves().rows;
-    bytes = std::max(bytes, ops::cpu_row_sum_workspace(rows, block.elements(), outputs));
+    const RowSums sums =
+        block.slices.empty() ? row_sums(stage) : RowSums{stage.memory().leaves().rows, 1};
+    bytes = std::max(bytes, ops::cpu_row_sum_workspace(sums.rows, block.elements(), outputs,
+                                                       sums.count > 1 ? threads : 1));
   }
   return device::aligned(bytes);
 }

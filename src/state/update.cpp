@@ -4,8 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "trireme/core/pairwise.hpp"
-
 namespace trireme::state {
 
 namespace {
@@ -80,14 +78,6 @@ std::int64_t end_of_block(const params::Layout& layout, const params::Group& gro
                           std::int64_t block) {
   return block + 1 < group.blocks.end ? layout.blocks()[static_cast<std::size_t>(block) + 1].offset
                                       : group.elements.end;
-}
-
-/// Σ tensors[i] into the first, as a balanced tree.
-void add_tree(ops::Ops& ops, const std::vector<Tensor>& tensors) {
-  add_pairwise(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t to, std::int64_t from) {
-    const Tensor& sum = tensors[static_cast<std::size_t>(to)];
-    ops.add(sum, sum, tensors[static_cast<std::size_t>(from)]);
-  });
 }
 
 }  // namespace
@@ -177,7 +167,7 @@ void TensorSums::join(int group, int set, ops::Ops& ops, const model::TensorGrou
     for (int copy = 0; copy + 1 < state_.copies(); ++copy) {
       copies.push_back(state_.gradient_copy(static_cast<int>(b), set, copy));
     }
-    add_tree(ops, copies);
+    ops.add_up(copies);
   }
   if (const Tensor other = state_.tied_gradient(group, set)) ops.add(whole, whole, other);
 
@@ -209,7 +199,7 @@ void TensorSums::sum(const Pack& pack, const Tensor& whole, ops::Ops& ops,
     const Tensor summand = there(piece, piece.tile);
     ops.add(summand, summand, own(piece));
   }
-  add_tree(ops, packed);
+  ops.add_up(packed);
   ranks.all_reduce(packed.front(), comm::Reduction::sum, stream).wait();
   for (const Piece& piece : pack.pieces) ops.copy(own(piece), there(piece, 0));
 }

@@ -231,7 +231,7 @@ TEST(NarrowWorkspace, MatchesThePrediction) {
       backend->attention(out, lse, q, k, v, mask, 1, {}, {});
       backend->attention_backward(dq, dk, dv, out, out, lse, q, k, v, mask, 1, {}, {});
       EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
-                device::aligned(cpu_narrow_attention_workspace(s, threads)));
+                device::aligned(cpu_narrow_attention_workspace({&s, 1}, threads)));
     }
   }
 }

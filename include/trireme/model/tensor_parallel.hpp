@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/core/pairwise.hpp"
 #include "trireme/model/config.hpp"
 #include "trireme/model/unit.hpp"
 #include "trireme/params/layout.hpp"
@@ -125,19 +126,15 @@ class RegionDropout {
 /// sum = Σ over the local tiles of what compute(tile, to) writes, as a balanced binary tree that
 /// the sum over ranks continues.
 template <class Compute>
-void sum_tiles(const UnitContext& context, const Tensor& sum, std::span<const Tensor> levels,
-               const Compute& compute, int first, int count) {
-  if (count == 1) return compute(first, sum);
-  TRIREME_ASSERT(count % 2 == 0 && !levels.empty(), "a tree over {} tiles", count);
-  const auto lower = levels.first(levels.size() - 1);
-  const Tensor other = levels.back().slice(0, 0, sum.extent(0));
-  sum_tiles(context, sum, lower, compute, first, count / 2);
-  sum_tiles(context, other, lower, compute, first + count / 2, count / 2);
-  context.ops.add(sum, sum, other);
-}
-template <class Compute>
 void sum_tiles(const UnitContext& context, const Summand& sum, const Compute& compute) {
-  sum_tiles(context, sum.value, sum.levels, compute, 0, context.shares.tiles.count);
+  const auto slot = [&](std::int64_t i) {
+    if (i == 0) return sum.value;
+    return sum.levels[static_cast<std::size_t>(i - 1)].slice(0, 0, sum.value.extent(0));
+  };
+  sum_pairwise(
+      context.shares.tiles.count,
+      [&](std::int64_t tile, std::int64_t to) { compute(static_cast<int>(tile), slot(to)); },
+      [&](std::int64_t to, std::int64_t from) { context.ops.add(slot(to), slot(to), slot(from)); });
 }
 
 /// Levels of the tree over the local tiles.

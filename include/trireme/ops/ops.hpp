@@ -20,6 +20,7 @@
 #include <string>
 
 #include "trireme/core/interface.hpp"
+#include "trireme/core/pairwise.hpp"
 #include "trireme/core/random.hpp"
 #include "trireme/core/tensor.hpp"
 
@@ -71,6 +72,18 @@ struct HeadSlice {
   std::int64_t first = 0, all = 0, share = 0;
 };
 
+/// Heads of one call of attention, and of its backward, as Ops::attention takes them.
+struct AttentionHeads {
+  Tensor out, lse, q, k, v;
+  HeadSlice slice;
+  Tensor dq, dk, dv, dout;  // of backward
+};
+
+/// Operands of norm_backward_weight or, without x, of column_sum(dgain, dy).
+struct RowSums {
+  Tensor dgain, dbias, dy, x, mean, rstd;
+};
+
 /// A table that holds rows [first, first + its rows) of `all` (0: all of them).
 struct RowTile {
   std::int64_t first = 0, all = 0;
@@ -117,6 +130,13 @@ class Ops : public Interface {
   /// [R, C] strided. Between float types it converts, rounding to nearest, ties to even.
   virtual void copy(const Tensor& y, const Tensor& x) = 0;
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
+  /// terms[0] = Σ terms, fp32 and of one shape, as add_pairwise adds them. The others may change.
+  virtual void add_up(std::span<const Tensor> terms) {
+    add_pairwise(std::ssize(terms), [&](std::int64_t to, std::int64_t from) {
+      const Tensor& sum = terms[static_cast<std::size_t>(to)];
+      add(sum, sum, terms[static_cast<std::size_t>(from)]);
+    });
+  }
   virtual void scale(const Tensor& y, float factor) = 0;
   /// scale by factor[0], fp32 [1], read when the operation runs: for captured graphs.
   virtual void scale_by(const Tensor& y, const Tensor& factor) = 0;
@@ -128,6 +148,22 @@ class Ops : public Interface {
   /// Products none of which reads or writes what another one writes: threads share them all.
   virtual void independent_matmuls(std::span<const Matmul> products) {
     for (const Matmul& p : products) matmul(p.c, p.a, p.b, p.options);
+  }
+  /// sum [m, n] = Σ of the products, a power of two, as add_pairwise adds them: with the bits of
+  /// matmul and add. Products have no `c`, and of the options transpose_b and bias. `levels`:
+  /// log2(products) tensors of the type and at least the rows of `sum`, for sums of some products.
+  virtual void sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
+                              std::span<const Matmul> products) {
+    const auto slot = [&](std::int64_t i) {
+      return i == 0 ? sum : levels[static_cast<std::size_t>(i - 1)].slice(0, 0, sum.extent(0));
+    };
+    sum_pairwise(
+        std::ssize(products),
+        [&](std::int64_t i, std::int64_t to) {
+          const Matmul& p = products[static_cast<std::size_t>(i)];
+          matmul(slot(to), p.a, p.b, p.options);
+        },
+        [&](std::int64_t to, std::int64_t from) { add(slot(to), slot(to), slot(from)); });
   }
   /// sum [C] += Σ_rows x [R, C]; bias gradients. Strided in rows.
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
@@ -150,8 +186,18 @@ class Ops : public Interface {
                                    const Tensor& residual) = 0;
   virtual void norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
                                     const Tensor& x, const Tensor& mean, const Tensor& rstd) = 0;
+  /// Calls that write different sums: threads share them.
+  virtual void independent_row_sums(std::span<const RowSums> calls) {
+    for (const RowSums& c : calls) {
+      if (c.x) {
+        norm_backward_weight(c.dgain, c.dbias, c.dy, c.x, c.mean, c.rstd);
+      } else {
+        column_sum(c.dgain, c.dy);
+      }
+    }
+  }
 
-  /// Both of these, reading x and dy once where a backend can.
+  /// norm_backward_input and norm_backward_weight, reading x and dy once where a backend can.
   virtual void norm_backward(const Tensor& dx, const Tensor& dgain, const Tensor& dbias,
                              const Tensor& dy, const Tensor& x, const Tensor& gain,
                              const Tensor& mean, const Tensor& rstd, const Tensor& residual) = 0;
@@ -203,6 +249,22 @@ class Ops : public Interface {
                                   const Tensor& q, const Tensor& k, const Tensor& v,
                                   const AttentionMask& mask, float scale, const Dropout& dropout,
                                   const Tensor& samples, const HeadSlice& heads = {}) = 0;
+  /// Calls of one mask, none of which writes what another one reads or writes: threads share them.
+  virtual void independent_attention(std::span<const AttentionHeads> calls,
+                                     const AttentionMask& mask, float scale, const Dropout& dropout,
+                                     const Tensor& samples) {
+    for (const AttentionHeads& x : calls) {
+      attention(x.out, x.lse, x.q, x.k, x.v, mask, scale, dropout, samples, x.slice);
+    }
+  }
+  virtual void independent_attention_backward(std::span<const AttentionHeads> calls,
+                                              const AttentionMask& mask, float scale,
+                                              const Dropout& dropout, const Tensor& samples) {
+    for (const AttentionHeads& x : calls) {
+      attention_backward(x.dq, x.dk, x.dv, x.dout, x.out, x.lse, x.q, x.k, x.v, mask, scale,
+                         dropout, samples, x.slice);
+    }
+  }
   /// Attention to two sets of keys from that to each: out, other fp32 [T, H, D] and their lse,
   /// other_lse [H, T] become out and lse for both. out = Σ exp(lse_i − lse)·out_i, lse = log Σ
   /// exp(lse_i).

@@ -19,16 +19,21 @@ struct ProductShape {
 };
 
 // CPU
-/// The larger of `attention` and `attention_backward`, on `threads` threads.
-std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
+/// The larger of independent attention and its backward, on `threads` threads.
+std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int threads);
 /// The same in bf16.
-std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads);
+std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads);
 /// Independent products of bf16 factors, the first of each transposed or not, into bf16 or (`wide`)
 /// fp32, with rounded biases. fp32 products need none.
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
                                   bool wide, int threads);
-/// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
-std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
+/// The sum of two or more such products [m, inner[i]]·[inner[i], n].
+std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
+                              int threads);
+/// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums; of several
+/// independent ones on `threads` threads, each as large.
+std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs,
+                                  int threads = 1);
 
 // CUDA: of the libraries. Our own kernels' workspace, some MB for sums of columns, is not counted.
 /// cuBLASLt's, of fixed size.

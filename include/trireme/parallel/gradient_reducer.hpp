@@ -51,7 +51,6 @@ class GradientReducer {
     Recorder& recorder;
     device::Stream& stream;  // of all collectives of parameters and gradients
     std::int64_t bucket_elements;
-    int threads;
   };
   GradientReducer(const Parts& parts, device::MemoryLedger& ledger);
 

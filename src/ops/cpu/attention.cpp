@@ -199,17 +199,15 @@ void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::i
 
 }  // namespace
 
-std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
-  return attention_workspace<Scratch>(shape, threads);
+std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int threads) {
+  return attention_workspace<Scratch>(calls, threads);
 }
 
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const AttentionMask& mask, float scale,
                        const Dropout& dropout, const Tensor& samples, const HeadSlice& slice) {
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
-  p.scores_width = p.keys;
-  visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  with_storage(q.type(), [&]<class T>(T) { attend(p, operands_of<T>(p, q, k, v, out, lse)); });
+  const AttentionHeads call{.out = out, .lse = lse, .q = q, .k = k, .v = v, .slice = slice};
+  independent_attention({&call, 1}, mask, scale, dropout, samples);
 }
 
 void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
@@ -217,13 +215,66 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                                 const Tensor& q, const Tensor& k, const Tensor& v,
                                 const AttentionMask& mask, float scale, const Dropout& dropout,
                                 const Tensor& samples, const HeadSlice& slice) {
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
-  p.scores_width = std::min(p.keys, key_chunk);
+  const AttentionHeads call{.out = out,
+                            .lse = lse,
+                            .q = q,
+                            .k = k,
+                            .v = v,
+                            .slice = slice,
+                            .dq = dq,
+                            .dk = dk,
+                            .dv = dv,
+                            .dout = dout};
+  independent_attention_backward({&call, 1}, mask, scale, dropout, samples);
+}
+
+std::vector<Problem> CpuOps::problems_of(std::span<const AttentionHeads> calls,
+                                         const AttentionMask& mask, float scale,
+                                         const Dropout& dropout, const Tensor& samples) {
+  std::vector<Problem> problems;
+  for (const AttentionHeads& x : calls) {
+    problems.push_back(problem_of(x.q, x.k, scale, dropout, samples, visibility_, x.slice));
+    const Problem &p = problems.back(), &first = problems.front();
+    TRIREME_ASSERT(p.batch == first.batch && p.queries == first.queries && p.keys == first.keys &&
+                       x.q.type() == calls.front().q.type(),
+                   "attention of {} and of {} at once", x.q.shape().to_string(),
+                   calls.front().q.shape().to_string());
+  }
+  const Problem& p = problems.front();
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  with_storage(q.type(), [&]<class T>(T) {
-    attend_backward(
-        p, GradientsOf<T>{operands_of<T>(p, q, k, v, out, lse), query_heads<T>(p, dout),
-                          query_heads<T>(p, dq), key_heads<T>(p, dk), key_heads<T>(p, dv)});
+  return problems;
+}
+
+void CpuOps::independent_attention(std::span<const AttentionHeads> calls, const AttentionMask& mask,
+                                   float scale, const Dropout& dropout, const Tensor& samples) {
+  if (calls.empty()) return;
+  std::vector<Problem> problems = problems_of(calls, mask, scale, dropout, samples);
+  with_storage(calls.front().q.type(), [&]<class T>(T) {
+    std::vector<OperandsOf<T>> operands;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      problems[i].scores_width = problems[i].keys;
+      const AttentionHeads& x = calls[i];
+      operands.push_back(operands_of<T>(problems[i], x.q, x.k, x.v, x.out, x.lse));
+    }
+    attend(problems, operands);
+  });
+}
+
+void CpuOps::independent_attention_backward(std::span<const AttentionHeads> calls,
+                                            const AttentionMask& mask, float scale,
+                                            const Dropout& dropout, const Tensor& samples) {
+  if (calls.empty()) return;
+  std::vector<Problem> problems = problems_of(calls, mask, scale, dropout, samples);
+  with_storage(calls.front().q.type(), [&]<class T>(T) {
+    std::vector<GradientsOf<T>> operands;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      Problem& p = problems[i];
+      p.scores_width = std::min(p.keys, key_chunk);
+      const AttentionHeads& x = calls[i];
+      operands.push_back({operands_of<T>(p, x.q, x.k, x.v, x.out, x.lse), query_heads<T>(p, x.dout),
+                          query_heads<T>(p, x.dq), key_heads<T>(p, x.dk), key_heads<T>(p, x.dv)});
+    }
+    attend_backward(problems, operands);
   });
 }
 
@@ -245,25 +296,26 @@ void CpuOps::merge_attention(const Tensor& out, const Tensor& lse, const Tensor&
   });
 }
 
-void CpuOps::attend(const Problem& p, const OperandsOf<float>& x) {
-  const std::size_t bytes = scratch_bytes_of<Scratch>(p, false);
+void CpuOps::attend(std::span<const Problem> calls, std::span<const OperandsOf<float>> operands) {
+  const std::size_t bytes = scratch_bytes_of<Scratch>(calls, false);
   auto* scratch_of_all = scratch<std::byte>(static_cast<std::size_t>(threads_) * bytes);
-  // About eight tasks per thread: whole heads if there are enough of them.
-  const std::int64_t heads = p.batch * p.heads, blocks = p.blocks();
-  const std::int64_t parts =
-      std::clamp<std::int64_t>((8 * threads_ + heads - 1) / std::max<std::int64_t>(1, heads), 1,
-                               std::max<std::int64_t>(1, blocks));
-  parallel_tasks(threads_, heads * parts, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / (p.heads * parts), h = task / parts % p.heads;
+  const std::int64_t parts = forward_parts(calls, threads_);
+  Tasks tasks;
+  for (const Problem& p : calls) tasks.add_call(p.batch * p.heads * parts);
+  parallel_tasks(threads_, tasks.count(), [&](std::int64_t task, int thread) {
+    const auto [call, own_task] = tasks.find(task);
+    const Problem& p = calls[call];
+    const OperandsOf<float>& x = operands[call];
+    const std::int64_t head = own_task / parts, b = head / p.heads, h = head % p.heads;
     const std::int64_t group = p.group_of(h);
     ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * bytes);
     const Scratch own(p, false, allocator);
     PrefetchQueue ahead;
-    if (parts == 1) ahead = ahead_of_forward(p, x, task, task + threads_);
+    if (parts == 1) ahead = ahead_of_forward(p, x, head);
     transpose(own.transposed_keys, p.row(), x.k.at(b, 0, group), x.k.stride, p.keys, p.size);
     move_rows(own.rows, p.size, x.v.at(b, 0, group), x.v.stride, p.keys, p.size);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
-    for (std::int64_t block = task % parts; block < blocks; block += parts) {
+    for (std::int64_t block = own_task % parts; block < p.blocks(); block += parts) {
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
@@ -278,43 +330,44 @@ void CpuOps::attend(const Problem& p, const OperandsOf<float>& x) {
   });
 }
 
-void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
-  const std::size_t bytes = scratch_bytes_of<Scratch>(p, true);
-  const std::size_t all = static_cast<std::size_t>(threads_) * bytes;
-  const std::int64_t parts = parts_of(p);
-  const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
+void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gradients> operands) {
+  const std::size_t bytes = scratch_bytes_of<Scratch>(calls, true);
+  const BackwardTasks tasks(calls);
   auto* scratch_of_all =
-      scratch<std::byte>(all + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
-  auto* partial = reinterpret_cast<float*>(scratch_of_all + all);  // [B·G, parts, dk|dv, Tk, D]
+      scratch<std::byte>(static_cast<std::size_t>(threads_) * bytes + tasks.partial_bytes());
+  auto* partial =
+      reinterpret_cast<float*>(scratch_of_all + static_cast<std::size_t>(threads_) * bytes);
 
-  parallel_tasks(threads_, p.batch * p.groups * parts, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
+  parallel_tasks(threads_, tasks.count(), [&](std::int64_t task, int thread) {
+    const BackwardTask t = tasks.find(task);
+    const Problem& p = calls[t.call];
+    const Gradients& g = operands[t.call];
     ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * bytes);
     const Scratch own(p, true, allocator);
     PrefetchQueue ahead;
-    if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
+    if (t.parts == 1) ahead = ahead_of_backward(p, g, t.b * p.groups + t.group);
     for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
       Chunk chunk{first, std::min(first + key_chunk, p.keys), own.dk, own.dv};
-      if (parts > 1) {
-        chunk.dk = partial + 2 * task * part_size + first * p.size;
-        chunk.dv = chunk.dk + part_size;
+      if (t.parts > 1) {
+        chunk.dk = partial + t.partial + first * p.size;
+        chunk.dv = chunk.dk + p.keys * p.size;
       }
-      backward_chunk(p, g, b, group, task % parts, parts, chunk,
+      backward_chunk(p, g, t.b, t.group, t.part, t.parts, chunk,
                      visible_[static_cast<std::size_t>(thread)], own, &ahead);
-      if (parts > 1) continue;
+      if (t.parts > 1) continue;
       const std::int64_t keys = chunk.last - first;
-      move_rows(g.dk.at(b, first, group), g.dk.stride, own.dk, p.size, keys, p.size);
-      move_rows(g.dv.at(b, first, group), g.dv.stride, own.dv, p.size, keys, p.size);
+      move_rows(g.dk.at(t.b, first, t.group), g.dk.stride, own.dk, p.size, keys, p.size);
+      move_rows(g.dv.at(t.b, first, t.group), g.dv.stride, own.dv, p.size, keys, p.size);
     }
   });
-  if (parts == 1) return;
-  join_parts(
-      threads_, p, partial,
-      [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
-        const HeadsOf<float>& to = of_v ? g.dv : g.dk;
-        move_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, rows,
-                  p.size);
-      });
+  tasks.join_parts(threads_, partial,
+                   [&](std::size_t call, bool of_v, std::int64_t head, std::int64_t begin,
+                       std::int64_t rows, const float* sums) {
+                     const Problem& p = calls[call];
+                     const HeadsOf<float>& to = of_v ? operands[call].dv : operands[call].dk;
+                     move_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums,
+                               p.size, rows, p.size);
+                   });
 }
 
 }  // namespace trireme::ops

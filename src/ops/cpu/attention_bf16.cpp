@@ -39,14 +39,6 @@ struct Work {
   }
 };
 
-/// Tasks into which each head's blocks of queries are divided.
-std::int64_t forward_parts(const Problem& p) {
-  constexpr std::int64_t enough = 16;
-  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads);
-  return std::clamp<std::int64_t>((enough + heads - 1) / heads, 1,
-                                  std::max<std::int64_t>(1, p.blocks()));
-}
-
 /// body(first, last) for pieces of [begin, end) of which only the first may begin inside a panel.
 template <class Body>
 void for_panels(std::int64_t begin, std::int64_t end, const Body& body) {
@@ -189,27 +181,32 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
 
 }  // namespace
 
-std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads) {
-  return attention_workspace<Work>(shape, threads);
+std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads) {
+  return attention_workspace<Work>(calls, threads);
 }
 
-void CpuOps::attend(const Problem& p, const OperandsOf<Bf16>& x) {
-  const std::size_t own = scratch_bytes_of<Work>(p, false);
+void CpuOps::attend(std::span<const Problem> calls, std::span<const OperandsOf<Bf16>> operands) {
+  const std::size_t own = scratch_bytes_of<Work>(calls, false);
   auto* scratch_of_all = scratch<std::byte>(static_cast<std::size_t>(threads_) * own);
-  const std::int64_t parts = forward_parts(p);
-  parallel_tasks(threads_, p.batch * p.heads * parts, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / parts / p.heads, h = task / parts % p.heads;
+  const std::int64_t parts = forward_parts(calls, threads_);
+  Tasks tasks;
+  for (const Problem& p : calls) tasks.add_call(p.batch * p.heads * parts);
+  parallel_tasks(threads_, tasks.count(), [&](std::int64_t task, int thread) {
+    const auto [call, own_task] = tasks.find(task);
+    const Problem& p = calls[call];
+    const OperandsOf<Bf16>& x = operands[call];
+    const std::int64_t head = own_task / parts, b = head / p.heads, h = head % p.heads;
     const std::int64_t group = p.group_of(h);
     ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * own);
     const Work work(p, false, allocator);
     PrefetchQueue ahead;
-    if (parts == 1) ahead = ahead_of_forward(p, x, task, task + threads_);
+    if (parts == 1) ahead = ahead_of_forward(p, x, head);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     const Bf16Tiles& tiles = bf16_tiles();
     const TileScope scope(tiles);
     tiles.pack(p.size, p.keys, true, x.k.at(b, 0, group), x.k.stride, work.transposed_keys);
     tiles.pack(p.keys, p.size, false, x.v.at(b, 0, group), x.v.stride, work.values);
-    for (std::int64_t block = task % parts; block < p.blocks(); block += parts) {
+    for (std::int64_t block = own_task % parts; block < p.blocks(); block += parts) {
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
@@ -224,23 +221,24 @@ void CpuOps::attend(const Problem& p, const OperandsOf<Bf16>& x) {
   });
 }
 
-void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
-  const std::int64_t parts = parts_of(p), part_size = p.keys * p.size;
-  const std::int64_t kv_heads = p.batch * p.groups;
-  const std::size_t own = scratch_bytes_of<Work>(p, true),
-                    all = static_cast<std::size_t>(threads_) * own;
+void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gradients> operands) {
+  const std::size_t own = scratch_bytes_of<Work>(calls, true);
+  const BackwardTasks tasks(calls);
   auto* work_of_all =
-      scratch<std::byte>(all + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
-  auto* partial = reinterpret_cast<float*>(work_of_all + all);  // [B·G, parts, dk|dv, Tk, D]
+      scratch<std::byte>(static_cast<std::size_t>(threads_) * own + tasks.partial_bytes());
+  auto* partial = reinterpret_cast<float*>(work_of_all + static_cast<std::size_t>(threads_) * own);
 
-  parallel_tasks(threads_, kv_heads * parts, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
+  parallel_tasks(threads_, tasks.count(), [&](std::int64_t task, int thread) {
+    const BackwardTask t = tasks.find(task);
+    const Problem& p = calls[t.call];
+    const Gradients& g = operands[t.call];
+    const std::int64_t part_size = p.keys * p.size, b = t.b, group = t.group;
     ScratchAllocator allocator(work_of_all + static_cast<std::size_t>(thread) * own);
     const Work work(p, true, allocator);
     PrefetchQueue ahead;
-    if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
-    float* my_dk = parts == 1 ? work.dk : partial + 2 * task * part_size;
-    float* my_dv = parts == 1 ? work.dv : my_dk + part_size;
+    if (t.parts == 1) ahead = ahead_of_backward(p, g, b * p.groups + group);
+    float* my_dk = t.parts == 1 ? work.dk : partial + t.partial;
+    float* my_dv = t.parts == 1 ? work.dv : my_dk + part_size;
     std::fill_n(my_dk, part_size, 0.0F);
     std::fill_n(my_dv, part_size, 0.0F);
     const Bf16Tiles& tiles = bf16_tiles();
@@ -250,22 +248,22 @@ void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
     tiles.pack(p.keys, p.size, false, g.k.at(b, 0, group), g.k.stride, work.keys);
     const std::int64_t blocks = p.blocks();
     const std::int64_t first = p.first_head(group), heads = p.first_head(group + 1) - first;
-    for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
+    for (std::int64_t i = t.part; i < heads * blocks; i += t.parts) {
       backward_block(p, g, b, first + i / blocks, i % blocks * query_block,
                      visible_[static_cast<std::size_t>(thread)], work, my_dk, my_dv, ahead);
     }
-    if (parts > 1) return;
+    if (t.parts > 1) return;
     scale_rows(g.dk.at(b, 0, group), g.dk.stride, my_dk, p.size, p.keys, p.size, nullptr);
     scale_rows(g.dv.at(b, 0, group), g.dv.stride, my_dv, p.size, p.keys, p.size, nullptr);
   });
-  if (parts == 1) return;
-  join_parts(
-      threads_, p, partial,
-      [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
-        const HeadsOf<Bf16>& to = of_v ? g.dv : g.dk;
-        scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, rows,
-                   p.size, nullptr);
-      });
+  tasks.join_parts(threads_, partial,
+                   [&](std::size_t call, bool of_v, std::int64_t head, std::int64_t begin,
+                       std::int64_t rows, const float* sums) {
+                     const Problem& p = calls[call];
+                     const HeadsOf<Bf16>& to = of_v ? operands[call].dv : operands[call].dk;
+                     scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums,
+                                p.size, rows, p.size, nullptr);
+                   });
 }
 
 }  // namespace trireme::ops

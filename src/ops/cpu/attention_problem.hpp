@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "trireme/core/pairwise.hpp"
 #include "trireme/ops/workspace.hpp"
@@ -62,7 +65,7 @@ struct HeadsOf {
   }
 };
 
-/// Shared by the tasks of one call.
+/// Shared by the tasks of one of several independent calls, of one mask.
 struct Problem : AttentionShape {
   float scale = 0;
   const Dropout* dropout = nullptr;  // null: none
@@ -164,10 +167,10 @@ void prefetch_head(PrefetchQueue& ahead, const Problem& p, const HeadsOf<T>& x, 
   ahead.add(x.at(b, 0, h), x.stride, std::min(rows, rows_ahead), p.size);
 }
 
-/// Prefetches the results of query head `head` of B·H and the operands of head `next`, if any.
+/// Prefetches the results of query head `head` of B·H and the operands of the next head, if any.
 template <class T>
-PrefetchQueue ahead_of_forward(const Problem& p, const OperandsOf<T>& x, std::int64_t head,
-                               std::int64_t next) {
+PrefetchQueue ahead_of_forward(const Problem& p, const OperandsOf<T>& x, std::int64_t head) {
+  const std::int64_t next = head + 1;
   PrefetchQueue ahead;
   prefetch_head(ahead, p, x.out, head / p.heads, head % p.heads, p.queries);
   if (next >= p.batch * p.heads) return ahead;
@@ -178,10 +181,10 @@ PrefetchQueue ahead_of_forward(const Problem& p, const OperandsOf<T>& x, std::in
   return ahead;
 }
 
-/// The same for backward, with `head` and `next` of B·G.
+/// The same for backward, with `head` of B·G.
 template <class T>
-PrefetchQueue ahead_of_backward(const Problem& p, const GradientsOf<T>& g, std::int64_t head,
-                                std::int64_t next) {
+PrefetchQueue ahead_of_backward(const Problem& p, const GradientsOf<T>& g, std::int64_t head) {
+  const std::int64_t next = head + 1;
   PrefetchQueue ahead;
   const std::int64_t b = head / p.groups, group = head % p.groups;
   prefetch_head(ahead, p, g.dq, b, p.first_head(group), p.queries);
@@ -206,40 +209,43 @@ inline void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::
 /// Keys per chunk in backward: two blocks of scores stay in a core's second-level cache.
 inline constexpr std::int64_t key_chunk = 512;
 
-/// Parts into which one KV head's blocks of queries are divided, for about sixteen tasks in all. It
-/// depends on the problem alone, so that the order of sums does not depend on the threads.
+/// Tasks of several calls, which have different numbers of them.
+class Tasks {
+ public:
+  void add_call(std::int64_t tasks) { begins_.push_back(begins_.back() + tasks); }
+  std::int64_t count() const { return begins_.back(); }
+  /// The call that a task belongs to, and its number in that call.
+  std::pair<std::size_t, std::int64_t> find(std::int64_t task) const {
+    const auto next = std::upper_bound(begins_.begin(), begins_.end(), task);
+    const auto call = static_cast<std::size_t>(next - begins_.begin()) - 1;
+    return {call, task - begins_[call]};
+  }
+
+ private:
+  std::vector<std::int64_t> begins_{0};
+};
+
+/// Tasks into which each query head's blocks of queries are divided in forward: whole heads if
+/// there are enough of them.
+inline std::int64_t forward_parts(std::span<const Problem> calls, int threads) {
+  std::int64_t heads = 0, blocks = 1;
+  for (const Problem& p : calls) {
+    heads += p.batch * p.heads;
+    blocks = std::max(blocks, p.blocks());
+  }
+  heads = std::max<std::int64_t>(1, heads);
+  return std::clamp<std::int64_t>((8 * threads + heads - 1) / heads, 1, blocks);
+}
+
+/// Parts into which one KV head's blocks of queries are divided, for about sixteen tasks in all of
+/// at least two blocks. It depends on the problem alone, so that the order of sums does not depend
+/// on the threads.
 inline std::int64_t parts_of(const Problem& p) {
   constexpr std::int64_t enough = 16;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
   return std::clamp<std::int64_t>(
       (enough + heads - 1) / heads, 1,
-      std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
-}
-
-/// Adds `parts` matrices that are `distance` elements apart, pairwise, into the first.
-inline void sum_parts(float* data, std::int64_t distance, std::int64_t parts,
-                      std::int64_t elements) {
-  add_pairwise(parts, [&](std::int64_t first, std::int64_t second) {
-    float* to = data + first * distance;
-    const float* from = data + second * distance;
-    for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
-  });
-}
-
-/// Adds up the parts of dk and dv, partial [B·G, parts, dk|dv, Tk, D], in tasks of some rows of one
-/// head: write(of_v, head of B·G, first row, rows, sums [rows, D]).
-template <class Write>
-void join_parts(int threads, const Problem& p, float* partial, const Write& write) {
-  const std::int64_t parts = parts_of(p), size = p.keys * p.size;
-  const std::int64_t chunks = (p.keys + key_chunk - 1) / key_chunk;
-  parallel_tasks(threads, p.batch * p.groups * 2 * chunks, [&](std::int64_t task, int) {
-    const std::int64_t head = task / chunks / 2, begin = task % chunks * key_chunk;
-    const std::int64_t rows = std::min(key_chunk, p.keys - begin);
-    const bool of_v = task / chunks % 2 == 1;
-    float* sums = partial + (2 * head * parts + (of_v ? 1 : 0)) * size + begin * p.size;
-    sum_parts(sums, 2 * size, parts, rows * p.size);
-    write(of_v, head, begin, rows, sums);
-  });
+      std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups) / 2));
 }
 
 /// Elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one part.
@@ -247,6 +253,72 @@ inline std::int64_t partial_gradients(const Problem& p) {
   const std::int64_t parts = parts_of(p);
   return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
 }
+
+/// Adds `parts` matrices that are `distance` elements apart, pairwise, into the first.
+inline void sum_parts(float* data, std::int64_t distance, std::int64_t parts,
+                      std::int64_t elements) {
+  add_pairwise(parts, [&](std::int64_t first, std::int64_t second) {
+    add_block({data + first * distance, 1, elements, elements},
+              {data + second * distance, 1, elements, elements}, {0, 1}, {0, elements});
+  });
+}
+
+/// A part of one KV head's blocks of queries.
+struct BackwardTask {
+  std::size_t call;
+  std::int64_t b, group, part, parts;
+  std::int64_t partial;  // where its dk begins among the elements of parts; unused with one part
+};
+
+/// The tasks of backward of several calls. Where a head has several parts, each writes dk and dv of
+/// its own to partial [parts of all calls, dk|dv, Tk, D], which are then added up.
+class BackwardTasks {
+ public:
+  explicit BackwardTasks(std::span<const Problem> calls) : calls_(calls) {
+    for (const Problem& p : calls) {
+      tasks_.add_call(p.batch * p.groups * parts_of(p));
+      begins_.push_back(begins_.back() + partial_gradients(p));
+    }
+  }
+  std::int64_t count() const { return tasks_.count(); }
+  std::size_t partial_bytes() const {
+    return static_cast<std::size_t>(begins_.back()) * sizeof(float);
+  }
+  BackwardTask find(std::int64_t task) const {
+    const auto [call, own] = tasks_.find(task);
+    const Problem& p = calls_[call];
+    const std::int64_t parts = parts_of(p), head = own / parts;
+    return {call,        head / p.groups, head % p.groups,
+            own % parts, parts,           begins_[call] + 2 * own * p.keys * p.size};
+  }
+  /// Adds up the parts, in tasks of some rows of one head: write(call, of_v, head of B·G, first
+  /// row, rows, sums [rows, D]).
+  template <class Write>
+  void join_parts(int threads, float* partial, const Write& write) const {
+    const auto chunks_of = [](const Problem& p) { return (p.keys + key_chunk - 1) / key_chunk; };
+    Tasks tasks;
+    for (const Problem& p : calls_) {
+      tasks.add_call(parts_of(p) == 1 ? 0 : p.batch * p.groups * 2 * chunks_of(p));
+    }
+    parallel_tasks(threads, tasks.count(), [&](std::int64_t task, int) {
+      const auto [call, own] = tasks.find(task);
+      const Problem& p = calls_[call];
+      const std::int64_t chunks = chunks_of(p), size = p.keys * p.size, parts = parts_of(p);
+      const std::int64_t head = own / chunks / 2, begin = own % chunks * key_chunk;
+      const std::int64_t rows = std::min(key_chunk, p.keys - begin);
+      const bool of_v = own / chunks % 2 == 1;
+      float* sums =
+          partial + begins_[call] + (2 * head * parts + (of_v ? 1 : 0)) * size + begin * p.size;
+      sum_parts(sums, 2 * size, parts, rows * p.size);
+      write(call, of_v, head, begin, rows, sums);
+    });
+  }
+
+ private:
+  std::span<const Problem> calls_;
+  Tasks tasks_;
+  std::vector<std::int64_t> begins_{0};  // of each call's elements of parts
+};
 
 /// Allocates parts of a thread's scratch. With `base` null only their size is computed.
 class ScratchAllocator {
@@ -265,24 +337,33 @@ class ScratchAllocator {
   std::size_t bytes_ = 0;
 };
 
-/// Bytes of one thread's Work(p, backward, allocator).
+/// Bytes of one thread's Work(p, backward, allocator), for any of the calls.
 template <class Work>
-std::size_t scratch_bytes_of(const Problem& p, bool backward) {
-  ScratchAllocator counter(nullptr);
-  const Work work(p, backward, counter);
-  return counter.bytes();
+std::size_t scratch_bytes_of(std::span<const Problem> calls, bool backward) {
+  std::size_t most = 0;
+  for (const Problem& p : calls) {
+    ScratchAllocator counter(nullptr);
+    const Work work(p, backward, counter);
+    most = std::max(most, counter.bytes());
+  }
+  return most;
 }
 
 /// Bytes of `threads` threads' Work and the parts of gradients, of forward or backward.
 template <class Work>
-std::size_t attention_workspace(const AttentionShape& shape, int threads) {
-  Problem p{shape};
+std::size_t attention_workspace(std::span<const AttentionShape> shapes, int threads) {
+  std::vector<Problem> forward, backward;
+  std::size_t elements = 0;
+  for (const AttentionShape& shape : shapes) {
+    forward.push_back({shape});
+    forward.back().scores_width = shape.keys;
+    backward.push_back({shape});
+    backward.back().scores_width = std::min(shape.keys, key_chunk);
+    elements += static_cast<std::size_t>(partial_gradients(backward.back()));
+  }
   const auto count = static_cast<std::size_t>(threads);
-  p.scores_width = p.keys;
-  const std::size_t forward = count * scratch_bytes_of<Work>(p, false);
-  p.scores_width = std::min(p.keys, key_chunk);
-  const auto parts = static_cast<std::size_t>(partial_gradients(p)) * sizeof(float);
-  return std::max(forward, count * scratch_bytes_of<Work>(p, true) + parts);
+  return std::max(count * scratch_bytes_of<Work>(forward, false),
+                  count * scratch_bytes_of<Work>(backward, true) + elements * sizeof(float));
 }
 
 }  // namespace trireme::ops

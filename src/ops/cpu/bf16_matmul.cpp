@@ -1,8 +1,10 @@
 // Matrix products of bf16 factors. A task is a block of columns by a section of rows; it packs its
 // part of the right factor and, if that is transposed, of the left one. How a sum is divided
 // depends on the inner extent and on whether the left factor is transposed, not on the threads.
+// Long because products and sums of products share packing.
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -27,6 +29,9 @@ struct Blocks {
   std::int64_t end(std::int64_t i) const { return std::min(all, (i + 1) * each); }
 };
 
+// Inner extent that is summed at once; even.
+constexpr std::int64_t depth = 4096;
+
 /// How a product is divided. It depends on shape and threads alone, so that scratch is predictable.
 struct Cut {
   std::int64_t k, inner;  // inner extent, and how much of it is summed at once
@@ -36,7 +41,7 @@ struct Cut {
 
   Cut(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed, int threads)
       : k(k),
-        inner(std::clamp<std::int64_t>(k, 1, transposed ? packed_depth : 4096)),
+        inner(std::clamp<std::int64_t>(k, 1, transposed ? packed_depth : depth)),
         packs_left(transposed),
         rows(row_block(bf16_tiles().rows)),
         columns(n, column_blocks(n, threads), panel_columns),
@@ -254,7 +259,40 @@ Product product_of(const Matmul& call, std::int64_t n, Bf16* work) {
   return p;
 }
 
+/// How a sum of products [m, n] is divided: into passes over blocks of columns, whose right factors
+/// are packed first. A task is a panel by some rows.
+struct SumDivision {
+  int threads;
+  std::int64_t rows;                  // of a task: sums of a few products stay in a core's cache
+  Blocks passes;                      // of columns
+  std::size_t words = 0, bias_bytes;  // of all right factors, and of a product's rounded bias
+
+  SumDivision(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner, int most)
+      : threads(most), rows(1), passes(n, 1, panel_columns), bias_bytes(rounded_vector_bytes(n)) {
+    const std::int64_t all = std::reduce(inner.begin(), inner.end());
+    if (m * n * all < (1 << 18)) threads = 1;
+    const std::int64_t wanted = all > 256 * std::ssize(inner) ? 256 : 64;
+    rows = std::max<std::int64_t>(1, wanted / bf16_tiles().rows) * bf16_tiles().rows;
+    const std::int64_t panel = std::max<std::int64_t>(1, words_of(inner, panel_columns));
+    const std::int64_t fit = std::max<std::int64_t>(1, threads * (std::int64_t{3} << 16) / panel);
+    passes = Blocks(n, parts(parts(n, panel_columns), fit), panel_columns);
+    words = static_cast<std::size_t>(words_of(inner, passes.most()));
+    bytes = words * sizeof(std::uint32_t) + inner.size() * bias_bytes;
+  }
+  static std::int64_t words_of(std::span<const std::int64_t> inner, std::int64_t columns) {
+    std::int64_t words = 0;
+    for (const std::int64_t k : inner) words += packed_words(k, columns);
+    return words;
+  }
+  std::size_t bytes;
+};
+
 }  // namespace
+
+std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
+                              int threads) {
+  return SumDivision(m, n, inner, threads).bytes;
+}
 
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
                                   bool wide, int threads) {
@@ -300,6 +338,79 @@ void CpuOps::narrow_matmuls(std::span<const Matmul> products) {
     run_task(*task.product, *task.cut, task.index,
              work + static_cast<std::size_t>(thread) * division.own);
   });
+}
+
+void CpuOps::sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots) {
+  const auto [m, n, k] =
+      product_shape(products[0].c, products[0].a, products[0].b, products[0].options);
+  std::vector<std::int64_t> inner;
+  for (const Matmul& p : products) inner.push_back(p.a.extent(1));
+  const SumDivision division(m, n, inner, threads_);
+  auto* work = scratch<std::byte>(division.bytes);
+  auto* words = reinterpret_cast<std::uint32_t*>(work);
+  work += division.words * sizeof(std::uint32_t);
+  std::vector<Product> all;
+  for (const Matmul& p : products) {
+    TRIREME_ASSERT(is_wide(p), "a sum of products into {}", p.c.shape().to_string());
+    all.push_back(product_of(p, n, reinterpret_cast<Bf16*>(work)));
+    work += division.bias_bytes;
+  }
+  std::vector<Rows<float>> sums;
+  for (const Tensor& slot : slots) sums.push_back(rows_of(slot));
+
+  const std::int64_t count = std::ssize(all), sections = parts(m, division.rows);
+  for (std::int64_t pass = 0; pass < division.passes.count(); ++pass) {
+    const std::int64_t first = division.passes.begin(pass), last = division.passes.end(pass);
+    const std::int64_t panels = parts(last - first, panel_columns);
+    // By panel, product and part of the inner extent.
+    const auto visit_panel = [&](std::int64_t panel, std::int64_t i, const auto& visit) {
+      std::uint32_t* to =
+          words + panel * SumDivision::words_of(inner, panel_columns) +
+          SumDivision::words_of(std::span(inner).first(static_cast<std::size_t>(i)), panel_columns);
+      const std::int64_t own = inner[static_cast<std::size_t>(i)];
+      for (std::int64_t from = 0; from == 0 || from < own; from += depth) {
+        const std::int64_t size = std::min(depth, own - from);
+        visit(from, size, to);
+        to += panel_words(size);
+      }
+    };
+    const auto columns_of = [&](std::int64_t panel) {
+      const std::int64_t begin = first + panel * panel_columns;
+      return Range{begin, std::min(last, begin + panel_columns)};
+    };
+    parallel_tasks(division.threads, panels * count, [&](std::int64_t task, int /*thread*/) {
+      const Range columns = columns_of(task / count);
+      visit_panel(task / count, task % count, [&](auto from, auto size, std::uint32_t* to) {
+        pack_right(all[static_cast<std::size_t>(task % count)], from, size, columns.begin,
+                   columns.size(), to);
+      });
+    });
+    parallel_tasks(division.threads, panels * sections, [&](std::int64_t task, int /*thread*/) {
+      const TileScope scope(bf16_tiles());
+      const std::int64_t panel = task / sections, row = task % sections * division.rows;
+      const Range rows{row, std::min(m, row + division.rows)}, columns = columns_of(panel);
+      sum_pairwise(
+          count,
+          [&](std::int64_t i, std::int64_t /*slot*/) {
+            const Product& p = all[static_cast<std::size_t>(i)];
+            visit_panel(panel, i, [&](auto from, auto size, const std::uint32_t* packed) {
+              TileResult result;
+              result.wide = p.wide.row(row) + columns.begin;
+              result.stride = p.wide.stride;
+              result.accumulate = from > 0;
+              if (p.bias != nullptr && from + size == inner[static_cast<std::size_t>(i)]) {
+                result.bias = p.bias + columns.begin;
+              }
+              bf16_tiles().multiply(rows.size(), columns.size(), size, p.left.row(row) + from,
+                                    p.left.stride, packed, result);
+            });
+          },
+          [&](std::int64_t to, std::int64_t from) {
+            add_block(sums[static_cast<std::size_t>(to)], sums[static_cast<std::size_t>(from)],
+                      rows, columns);
+          });
+    });
+  }
 }
 
 }  // namespace trireme::ops

@@ -26,7 +26,16 @@ class CpuOps final : public Ops {
   CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible);
 
 #include "trireme/ops/operations.inc"
+  void add_up(std::span<const Tensor> terms) override;
+  void independent_row_sums(std::span<const RowSums> calls) override;
   void independent_matmuls(std::span<const Matmul> products) override;
+  void sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
+                      std::span<const Matmul> products) override;
+  void independent_attention(std::span<const AttentionHeads> calls, const AttentionMask& mask,
+                             float scale, const Dropout& dropout, const Tensor& samples) override;
+  void independent_attention_backward(std::span<const AttentionHeads> calls,
+                                      const AttentionMask& mask, float scale,
+                                      const Dropout& dropout, const Tensor& samples) override;
 
  private:
   /// 64-byte aligned scratch, valid until the next call; grows, never shrinks.
@@ -48,15 +57,18 @@ class CpuOps final : public Ops {
   // Products of fp32 and of bf16 factors, whose shapes are checked, without row sums.
   void float_matmuls(std::span<const Matmul> products);
   void narrow_matmuls(std::span<const Matmul> products);
-  void attend(const Problem& p, const OperandsOf<float>& x);
-  void attend(const Problem& p, const OperandsOf<Bf16>& x);
-  void attend_backward(const Problem& p, const GradientsOf<float>& g);
-  void attend_backward(const Problem& p, const GradientsOf<Bf16>& g);
-  /// sums[i] [C] += Σ over row tiles of their partial sums; kernel(begin, end, partial) writes the
-  /// `outputs`·C partial sums of rows [begin, end).
-  template <class Kernel>
-  void sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const* sums, int outputs,
-                     const Kernel& kernel);
+  // Their sums, where products[i].c is where product i is written, and those of all are `slots`.
+  void sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
+  void sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
+  std::vector<Problem> problems_of(std::span<const AttentionHeads> calls, const AttentionMask& mask,
+                                   float scale, const Dropout& dropout, const Tensor& samples);
+  void attend(std::span<const Problem> calls, std::span<const OperandsOf<float>> operands);
+  void attend(std::span<const Problem> calls, std::span<const OperandsOf<Bf16>> operands);
+  void attend_backward(std::span<const Problem> calls,
+                       std::span<const GradientsOf<float>> operands);
+  void attend_backward(std::span<const Problem> calls, std::span<const GradientsOf<Bf16>> operands);
+  /// `threads`: of this call, which has `partial` [row tiles, outputs, C] for itself.
+  void sum_rows(const RowSums& call, int threads, float* partial);
 
   int threads_;
   bool reproducible_;

@@ -1,6 +1,8 @@
 // Fill, copy, conversion, add, scale.
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <vector>
 
 #include "trireme/core/half.hpp"
 
@@ -36,6 +38,16 @@ void add_range(std::size_t n, T* y, const T* a, const T* b, bool streamed) {
       prefetched(b));
 }
 TRIREME_INSTANCES(add_range);
+
+/// y += x on rows that are in a core's cache: other threads may write what follows in memory.
+void add_rows(std::int64_t rows, std::size_t columns, float* y, std::int64_t y_stride,
+              const float* x, std::int64_t x_stride) {
+  for (std::int64_t r = 0; r < rows; ++r, y += y_stride, x += x_stride) {
+    map(
+        columns, y, [](Floats vy, Floats vx) HWY_ATTR { return hn::Add(vy, vx); },
+        static_cast<const float*>(y), x);
+  }
+}
 
 template <class T>
 void scale_range(std::size_t n, T* y, float factor) {
@@ -74,6 +86,7 @@ namespace trireme::ops {
 TRIREME_EXPORT(fill_range);
 TRIREME_EXPORT(add_range);
 TRIREME_EXPORT(scale_range);
+HWY_EXPORT(add_rows);
 HWY_EXPORT(copy_range);
 HWY_EXPORT(widen_range);
 HWY_EXPORT(round_range);
@@ -181,6 +194,39 @@ void CpuOps::add(const Tensor& y, const Tensor& a, const Tensor& b) {
     for_elements(threads_, n, TRIREME_KERNEL(add_range, T), flat<T>(y, n), flat<T>(a, n),
                  flat<T>(b, n));
   });
+}
+
+void CpuOps::add_up(std::span<const Tensor> terms) {
+  const auto count = static_cast<std::uint64_t>(terms.size());
+  if (count <= 2 || !std::has_single_bit(count)) return Ops::add_up(terms);
+  constexpr std::int64_t block = 1024;
+  const std::int64_t n = terms.front().elements();
+  std::vector<float*> data;
+  for (const Tensor& term : terms) data.push_back(flat<float>(term, n));
+  parallel_elements(threads_, n, [&](std::int64_t begin, std::int64_t end) {
+    // Sums of some terms, but for the first: they stay in a core's cache.
+    std::vector<float> sums(static_cast<std::size_t>(block * std::countr_zero(count)));
+    for (std::int64_t first = begin; first < end; first += block) {
+      const auto size = static_cast<std::size_t>(std::min(block, end - first));
+      const auto at = [&](std::int64_t slot) {
+        return slot == 0 ? data.front() + first : sums.data() + (slot - 1) * block;
+      };
+      const auto add = TRIREME_KERNEL(add_range, float);
+      sum_pairwise(
+          std::ssize(terms) / 2,
+          [&](std::int64_t pair, std::int64_t slot) {
+            const auto i = static_cast<std::size_t>(2 * pair);
+            add(size, at(slot), data[i] + first, data[i + 1] + first, false);
+          },
+          [&](std::int64_t to, std::int64_t from) { add(size, at(to), at(to), at(from), false); });
+    }
+  });
+}
+
+void add_block(const Rows<float>& y, const Rows<float>& x, Range rows, Range columns) {
+  HWY_DYNAMIC_DISPATCH(add_rows)
+  (rows.size(), static_cast<std::size_t>(columns.size()), y.row(rows.begin) + columns.begin,
+   y.stride, x.row(rows.begin) + columns.begin, x.stride);
 }
 
 void CpuOps::scale(const Tensor& y, float factor) {

@@ -18,18 +18,12 @@ namespace {
 // A thread multiplies at least so many rows of the result in fast mode.
 constexpr std::int64_t enough_rows = 96;
 
-/// Elements [begin, end) of an axis.
-struct Range {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-};
-
 /// How reproducible mode divides a result [m, n] among threads. It depends on the shape alone: the
 /// bits of oneDNN's sums may change with the shape of a product. Counts are powers of two.
 class Pieces {
  public:
   // Smaller pieces cost more packing than a second thread saves.
-  static constexpr std::int64_t least_rows = 128, least_columns = 96, enough = 16;
+  static constexpr std::int64_t least_rows = 128, least_columns = 192, enough = 16;
 
   Pieces(std::int64_t m, std::int64_t n) : m_(m), n_(n), of_rows_(pieces_of(m, least_rows)) {
     if (of_rows_ < enough) {
@@ -165,6 +159,48 @@ void CpuOps::independent_matmuls(std::span<const Matmul> products) {
   float_matmuls(products);
 }
 
+void CpuOps::sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
+                            std::span<const Matmul> products) {
+  const bool narrow = products.front().a.type() == DType::bf16;
+  if (products.size() == 1 || (!narrow && !reproducible_)) {
+    return Ops::sum_of_matmuls(sum, levels, products);
+  }
+  std::vector<Tensor> slots{sum};
+  for (const Tensor& level : levels) slots.push_back(level.slice(0, 0, sum.extent(0)));
+  std::vector<Matmul> all(products.begin(), products.end());
+  sum_pairwise(
+      std::ssize(all),
+      [&](std::int64_t i, std::int64_t slot) {
+        Matmul& p = all[static_cast<std::size_t>(i)];
+        TRIREME_ASSERT(p.a.type() == all.front().a.type() && !p.options.transpose_a &&
+                           !p.options.accumulate && !p.options.before_gelu && !p.options.gelu_input,
+                       "product {} of a sum has another form", i);
+        p.c = slots[static_cast<std::size_t>(slot)];
+        product_shape(p.c, p.a, p.b, p.options);
+      },
+      [](std::int64_t, std::int64_t) {});
+  narrow ? sum_narrow_matmuls(all, slots) : sum_float_matmuls(all, slots);
+}
+
+void CpuOps::sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots) {
+  const std::vector<FloatProduct> all(products.begin(), products.end());
+  std::vector<Rows<float>> sums;
+  for (const Tensor& slot : slots) sums.push_back(rows_of(slot));
+  const Pieces pieces(all.front().m, all.front().n);
+  parallel_tasks(threads_, pieces.count(), [&](std::int64_t piece, int /*thread*/) {
+    const Range rows = pieces.rows(piece), columns = pieces.columns(piece);
+    sum_pairwise(
+        std::ssize(all),
+        [&](std::int64_t i, std::int64_t /*slot*/) {
+          all[static_cast<std::size_t>(i)].compute(rows, columns);
+        },
+        [&](std::int64_t to, std::int64_t from) {
+          add_block(sums[static_cast<std::size_t>(to)], sums[static_cast<std::size_t>(from)], rows,
+                    columns);
+        });
+  });
+}
+
 void CpuOps::float_matmuls(std::span<const Matmul> products) {
   const std::vector<FloatProduct> all(products.begin(), products.end());
   if (reproducible_) {
@@ -179,6 +215,9 @@ void CpuOps::float_matmuls(std::span<const Matmul> products) {
         tasks.push_back({&p, pieces.rows(i), pieces.columns(i)});
       }
     }
+    std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+      return a.rows.begin * b.product->m < b.rows.begin * a.product->m;
+    });
     return parallel_tasks(threads_, std::ssize(tasks), [&](std::int64_t i, int /*thread*/) {
       const Task& task = tasks[static_cast<std::size_t>(i)];
       task.product->compute(task.rows, task.columns);

@@ -342,20 +342,15 @@ void accumulate_range(float* y, const float* x, std::int64_t begin, std::int64_t
   HWY_DYNAMIC_DISPATCH(accumulate)(static_cast<std::size_t>(end - begin), y + begin, x + begin);
 }
 
-}  // namespace
-
-std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
-  return static_cast<std::size_t>(row_tiles(rows) * columns * outputs) * sizeof(float);
-}
-
+/// sums[i] [C] += Σ over row tiles of their partial sums; kernel(begin, end, partial) writes the
+/// `outputs`·C partial sums of rows [begin, end). partial: [row tiles, outputs, C].
 template <class Kernel>
-void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const* sums, int outputs,
-                           const Kernel& kernel) {
+void sum_row_tiles(int threads, float* partial, std::int64_t rows, std::int64_t columns,
+                   float* const* sums, int outputs, const Kernel& kernel) {
   if (rows == 0 || columns == 0) return;
   const std::int64_t tiles = row_tiles(rows), width = outputs * columns;
-  const std::int64_t group = tiles_of_group(tiles, width, threads_);
+  const std::int64_t group = tiles_of_group(tiles, width, threads);
   const std::int64_t groups = (tiles + group - 1) / group;
-  float* partial = scratch<float>(static_cast<std::size_t>(tiles * width));  // [tiles, outputs, C]
   const auto add_tiles = [&](float* area, std::int64_t count, std::int64_t step, std::int64_t begin,
                              std::int64_t end) {
     add_pairwise(count, [&](std::int64_t to, std::int64_t from) {
@@ -371,7 +366,7 @@ void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const
     add_tiles(area, count, 1, 0, width);
   };
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (row_tile * columns * group));
-  parallel_ranges(threads_, groups, grain, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(threads, groups, grain, 1, [&](std::int64_t begin, std::int64_t end) {
     // Later groups use the second group's memory, which stays in the cache: the second comes last.
     const auto own = [&](std::int64_t index) { return partial + index * group * width; };
     fill(begin, own(begin));
@@ -381,41 +376,78 @@ void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const
     }
     if (begin + 1 < end) fill(begin + 1, own(begin + 1));
   });
-  parallel_ranges(threads_, width, 8192, 16, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(threads, width, 8192, 16, [&](std::int64_t begin, std::int64_t end) {
     add_tiles(partial, groups, group, begin, end);
   });
   for (int i = 0; i < outputs; ++i) accumulate_range(sums[i], partial + i * columns, 0, columns);
 }
 
-void CpuOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                                  const Tensor& x, const Tensor& mean, const Tensor& rstd) {
-  with_storage(x.type(), [&]<class T>(T) {
-    const Rows<T> from = rows_of<T>(dy), in = rows_of<T>(x);
+std::int64_t elements_of_partial(const RowSums& call) {
+  const RowShape shape = row_shape(call.dy);
+  return row_tiles(shape.rows) * shape.columns * (call.dbias ? 2 : 1);
+}
+
+}  // namespace
+
+std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs,
+                                  int threads) {
+  return static_cast<std::size_t>(threads * row_tiles(rows) * columns * outputs) * sizeof(float);
+}
+
+void CpuOps::sum_rows(const RowSums& call, int threads, float* partial) {
+  with_storage(call.dy.type(), [&]<class T>(T) {
+    const Rows<T> from = rows_of<T>(call.dy);
+    if (!call.x) {
+      float* const sums[] = {flat(call.dgain, from.columns)};
+      return sum_row_tiles(threads, partial, from.rows, from.columns, sums, 1,
+                           [&](std::int64_t begin, std::int64_t end, float* tile) {
+                             TRIREME_KERNEL(column_sum_tile, T)
+                             (static_cast<std::size_t>(from.columns), end - begin, tile,
+                              from.row(begin), from.stride);
+                           });
+    }
+    const Rows<T> in = rows_of<T>(call.x);
     check_same_rows(from, in, "norm_backward_weight");
-    const float* means = flat_or_null(mean, in.rows);
-    const float* rstds = flat(rstd, in.rows);
-    float* const sums[] = {flat(dgain, in.columns), flat_or_null(dbias, in.columns)};
+    const float* means = flat_or_null(call.mean, in.rows);
+    const float* rstds = flat(call.rstd, in.rows);
+    float* const sums[] = {flat(call.dgain, in.columns), flat_or_null(call.dbias, in.columns)};
     const bool bias = sums[1] != nullptr;
-    sum_row_tiles(in.rows, in.columns, sums, bias ? 2 : 1,
-                  [&](std::int64_t begin, std::int64_t end, float* partial) {
+    sum_row_tiles(threads, partial, in.rows, in.columns, sums, bias ? 2 : 1,
+                  [&](std::int64_t begin, std::int64_t end, float* tile) {
                     TRIREME_KERNEL(norm_weight_tile, T)
-                    (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
+                    (static_cast<std::size_t>(in.columns), end - begin, tile, from.row(begin),
                      from.stride, in.row(begin), in.stride,
                      means == nullptr ? means : means + begin, rstds + begin, bias);
                   });
   });
 }
 
+void CpuOps::independent_row_sums(std::span<const RowSums> calls) {
+  std::int64_t most = 0, elements = 0;
+  for (const RowSums& call : calls) {
+    most = std::max(most, elements_of_partial(call));
+    elements += call.dy.elements();
+  }
+  constexpr std::int64_t enough = 16384;  // for a thread
+  if (calls.size() == 1) {
+    return sum_rows(calls[0], threads_, scratch<float>(static_cast<std::size_t>(most)));
+  }
+  float* partial = scratch<float>(static_cast<std::size_t>(threads_ * most));
+  parallel_tasks(elements < 2 * enough ? 1 : threads_, std::ssize(calls),
+                 [&](std::int64_t i, int thread) {
+                   sum_rows(calls[static_cast<std::size_t>(i)], 1, partial + thread * most);
+                 });
+}
+
+void CpuOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                  const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+  const RowSums call{dgain, dbias, dy, x, mean, rstd};
+  independent_row_sums({&call, 1});
+}
+
 void CpuOps::column_sum(const Tensor& sum, const Tensor& x) {
-  with_storage(x.type(), [&]<class T>(T) {
-    const Rows<T> in = rows_of<T>(x);
-    float* const sums[] = {flat(sum, in.columns)};
-    sum_row_tiles(
-        in.rows, in.columns, sums, 1, [&](std::int64_t begin, std::int64_t end, float* partial) {
-          TRIREME_KERNEL(column_sum_tile, T)
-          (static_cast<std::size_t>(in.columns), end - begin, partial, in.row(begin), in.stride);
-        });
-  });
+  const RowSums call{.dgain = sum, .dy = x};
+  independent_row_sums({&call, 1});
 }
 
 void CpuOps::norm_backward(const Tensor& dx, const Tensor& dgain, const Tensor& dbias,

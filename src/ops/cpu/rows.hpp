@@ -100,6 +100,15 @@ void for_rows(int threads, std::int64_t rows, std::int64_t columns, const Body& 
   });
 }
 
+/// Elements [begin, end) of an axis.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// y += x on a block of rows and columns, on the calling thread.
+void add_block(const Rows<float>& y, const Rows<float>& x, Range rows, Range columns);
+
 // Activations of one row, for fusion into products.
 /// y = gelu(x)
 void gelu_row(std::int64_t n, Bf16* y, const Bf16* x);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <vector>
 
 #include <omp.h>
 
@@ -65,17 +67,32 @@ void parallel_elements(int threads, std::int64_t elements, const Body& body) {
   parallel_ranges(threads, elements, 16384, 16, body);
 }
 
-/// body(task, thread) for each task, scheduled dynamically.
+/// body(task, thread) for each task. A thread has neighboring tasks, the same in every call, so
+/// that what it wrote is in its cache; with none left it takes those of other threads.
 template <class Body>
 void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
   if (threads == 1 || tasks <= 1) {
     for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
     return;
   }
+  struct alignas(64) Next {
+    std::atomic<std::int64_t> task;
+  };
+  const auto first = [&](int thread) { return tasks * thread / threads; };
+  std::vector<Next> next(static_cast<std::size_t>(threads));
+  for (int thread = 0; thread < threads; ++thread) {
+    next[static_cast<std::size_t>(thread)].task = first(thread);
+  }
   FirstError error;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (std::int64_t task = 0; task < tasks; ++task) {
-    error.guard([&] { body(task, omp_get_thread_num()); });
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int thread = 0; thread < threads; ++thread) {
+    for (int step = 0; step < threads; ++step) {
+      const int of = (thread + step) % threads;
+      std::atomic<std::int64_t>& queue = next[static_cast<std::size_t>(of)].task;
+      for (std::int64_t task = 0; (task = queue++) < first(of + 1);) {
+        error.guard([&] { body(task, thread); });
+      }
+    }
   }
   error.rethrow();
 }
