@@ -21,15 +21,15 @@ namespace trireme::plan {
 namespace {
 
 /// The sums of the gradient of a row that is not split, which run at once.
-struct RowSums {
+struct SumsOfRows {
   std::int64_t rows = 0;  // of the largest
   int count = 0;
 };
-RowSums row_sums(const parallel::Stage& stage) {
+SumsOfRows sums_of_rows(const parallel::Stage& stage) {
   const std::int64_t rows = stage.memory().leaves().rows;
   const model::Shares& shares = stage.shares();
   if (!shares.reproducible) return {shares.rows(rows).size(), 1};
-  RowSums sums;
+  SumsOfRows sums;
   for (int v = 0; v < shares.tiles.all; ++v) {
     const bool own = v >= shares.tiles.first && v < shares.tiles.first + shares.tiles.count;
     if (shares.sequence_parallel && !own) continue;
@@ -168,10 +168,10 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
     // gains are what begins as ones.
     const bool gain = row.initialization.kind == params::Initialization::Kind::ones;
     const int outputs = gain && config.layer_norm() && config.bias ? 2 : 1;
-    const RowSums sums =
-        block.slices.empty() ? row_sums(stage) : RowSums{stage.memory().leaves().rows, 1};
+    const SumsOfRows sums =
+        block.slices.empty() ? sums_of_rows(stage) : SumsOfRows{stage.memory().leaves().rows, 1};
     bytes = std::max(bytes, ops::cpu_row_sum_workspace(sums.rows, block.elements(), outputs,
-                                                       sums.count > 1 ? threads : 1));
+                                                       sums.count, threads));
   }
   return device::aligned(bytes);
 }

@@ -30,7 +30,7 @@ ArrayOf<T> array_of(const Shape& shape, std::uint32_t stream, std::int64_t gap) 
   }
 }
 
-/// Calls check(actual, expected, threads) and returns bytes of workspace on each number of threads.
+/// Compares the sum with that of single calls, and its workspace with the prediction.
 template <class T>
 void check_sum(const SumOfProducts& s, bool reproducible) {
   std::vector<ArrayOf<T>> left, right;
@@ -288,7 +288,7 @@ TEST_P(IndependentTest, RowSums) {
                          fmt::format("sum {} of {} rows on {} threads", i, rows, threads));
       }
       EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
-                device::aligned(cpu_row_sum_workspace(rows, columns, 2, threads)));
+                device::aligned(cpu_row_sum_workspace(rows, columns, 2, calls, threads)));
     }
   }
 }

@@ -39,4 +39,12 @@ done
 grep -qE '"args": ?\{"name": ?"device"\}' "$work/traced/attempts/0001/trace.json" || fail "no row called device"
 losses() { grep -oE '"(loss|gradient_norm)": ?[^,}]*' "$work/$1/attempts/0001/metrics.jsonl"; }
 [ "$(losses traced)" = "$(losses plain)" ] || fail "a trace changes what is trained"
+
+# Operations that run at once for all tiles do so in a trace too: they take the memory that is predicted.
+train tiles --trace --train.quiet=false --numerics.reproducible true --train.batch 8 --model.sequence 256
+grep -q '^workspace' "$work/tiles.log" || fail "no table of memory"
+grep 'differs by' "$work/tiles.log" && fail "memory of a traced run in reproducible mode is not as predicted"
+for name in independent_attention independent_attention_backward sum_of_matmuls independent_matmuls independent_row_sums; do
+  [ "$(events tiles $name 0)" -gt 0 ] || fail "no $name in the trace of reproducible mode"
+done
 exit $failures

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "trireme/core/error.hpp"
+
 namespace trireme {
 
 /// Adds up `count` terms as a balanced tree: add(i, j) adds term j to term i, and term 0 ends as
@@ -20,6 +22,8 @@ void add_pairwise(std::int64_t count, const Add& add) {
 /// are log2(count) + 1 slots.
 template <class Compute, class Add>
 void sum_pairwise(std::int64_t count, const Compute& compute, const Add& add) {
+  TRIREME_ASSERT(std::has_single_bit(static_cast<std::uint64_t>(count)), "a tree of {} terms",
+                 count);
   const auto slot_of = [](std::int64_t i) {
     return i == 0 ? 0 : std::countr_zero(static_cast<std::uint64_t>(i)) + 1;
   };

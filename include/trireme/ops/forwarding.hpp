@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "trireme/core/error.hpp"
@@ -67,14 +68,54 @@ class TracedOps final : public ForwardingOps<TracedOps> {
   template <class... Parameters, class... Arguments>
   void forward(const char* name, void (Ops::*operation)(Parameters...),
                const Arguments&... arguments) {
-    if (!begun_ || recorded_ + names_.size() >= most) return ((*inner_).*operation)(arguments...);
+    trace(name, [&] { ((*inner_).*operation)(arguments...); });
+  }
+
+  // Several calls at once are one span. One is traced under its operation's name.
+  void add_up(std::span<const Tensor> terms) override {
+    trace("add_up", [&] { inner_->add_up(terms); });
+  }
+  void independent_matmuls(std::span<const Matmul> products) override {
+    if (products.size() == 1) return Ops::independent_matmuls(products);
+    trace("independent_matmuls", [&] { inner_->independent_matmuls(products); });
+  }
+  void sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
+                      std::span<const Matmul> products) override {
+    if (products.size() == 1) return Ops::sum_of_matmuls(sum, levels, products);
+    trace("sum_of_matmuls", [&] { inner_->sum_of_matmuls(sum, levels, products); });
+  }
+  void independent_row_sums(std::span<const RowSums> calls) override {
+    if (calls.size() == 1) return Ops::independent_row_sums(calls);
+    trace("independent_row_sums", [&] { inner_->independent_row_sums(calls); });
+  }
+  void independent_attention(std::span<const AttentionHeads> calls, const AttentionMask& mask,
+                             float scale, const Dropout& dropout, const Tensor& samples) override {
+    if (calls.size() == 1) {
+      return Ops::independent_attention(calls, mask, scale, dropout, samples);
+    }
+    trace("independent_attention",
+          [&] { inner_->independent_attention(calls, mask, scale, dropout, samples); });
+  }
+  void independent_attention_backward(std::span<const AttentionHeads> calls,
+                                      const AttentionMask& mask, float scale,
+                                      const Dropout& dropout, const Tensor& samples) override {
+    if (calls.size() == 1) {
+      return Ops::independent_attention_backward(calls, mask, scale, dropout, samples);
+    }
+    trace("independent_attention_backward",
+          [&] { inner_->independent_attention_backward(calls, mask, scale, dropout, samples); });
+  }
+
+ private:
+  template <class Call>
+  void trace(const char* name, const Call& call) {
+    if (!begun_ || recorded_ + names_.size() >= most) return call();
     timeline_->mark();
-    ((*inner_).*operation)(arguments...);
+    call();
     timeline_->mark();
     names_.push_back(name);
   }
 
- private:
   std::unique_ptr<Ops> inner_;
   std::unique_ptr<device::Timeline> timeline_;
   device::Device& device_;

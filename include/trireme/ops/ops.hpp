@@ -150,10 +150,12 @@ class Ops : public Interface {
     for (const Matmul& p : products) matmul(p.c, p.a, p.b, p.options);
   }
   /// sum [m, n] = Σ of the products, a power of two, as add_pairwise adds them: with the bits of
-  /// matmul and add. Products have no `c`, and of the options transpose_b and bias. `levels`:
+  /// matmul and add. Products have no `c`, and of the options only transpose_b and bias. `levels`:
   /// log2(products) tensors of the type and at least the rows of `sum`, for sums of some products.
   virtual void sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
                               std::span<const Matmul> products) {
+    TRIREME_ASSERT(products.size() >> levels.size() <= 1, "{} products and {} levels",
+                   products.size(), levels.size());
     const auto slot = [&](std::int64_t i) {
       return i == 0 ? sum : levels[static_cast<std::size_t>(i - 1)].slice(0, 0, sum.extent(0));
     };

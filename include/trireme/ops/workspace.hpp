@@ -30,10 +30,10 @@ std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool t
 /// The sum of two or more such products [m, inner[i]]·[inner[i], n].
 std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
                               int threads);
-/// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums; of several
-/// independent ones on `threads` threads, each as large.
+/// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums; of `calls`
+/// independent ones, the largest of which has `rows`, on `threads` threads.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs,
-                                  int threads = 1);
+                                  int calls = 1, int threads = 1);
 
 // CUDA: of the libraries. Our own kernels' workspace, some MB for sums of columns, is not counted.
 /// cuBLASLt's, of fixed size.

@@ -1,4 +1,4 @@
-// One call of attention in fp32 or bf16: shapes, heads, blocks of queries, tasks; and the vector
+// Calls of attention in fp32 or bf16: shapes, heads, blocks of queries, tasks; and the vector
 // parts, on one block of queries of one head (attention_kernels.cpp).
 #pragma once
 

@@ -263,12 +263,15 @@ Product product_of(const Matmul& call, std::int64_t n, Bf16* work) {
 /// are packed first. A task is a panel by some rows.
 struct SumDivision {
   int threads;
-  std::int64_t rows;                  // of a task: sums of a few products stay in a core's cache
-  Blocks passes;                      // of columns
-  std::size_t words = 0, bias_bytes;  // of all right factors, and of a product's rounded bias
+  std::int64_t rows = 1;       // of a task: sums of a few products stay in a core's cache
+  Blocks passes;               // of columns
+  std::size_t words = 0;       // of the packed right factors of a pass
+  std::size_t bias_bytes = 0;  // of a product's rounded bias
+  std::size_t bytes = 0;       // of scratch
 
   SumDivision(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner, int most)
-      : threads(most), rows(1), passes(n, 1, panel_columns), bias_bytes(rounded_vector_bytes(n)) {
+      : threads(most), passes(n, 1, panel_columns), bias_bytes(rounded_vector_bytes(n)) {
+    if (m == 0 || n == 0) return;
     const std::int64_t all = std::reduce(inner.begin(), inner.end());
     if (m * n * all < (1 << 18)) threads = 1;
     const std::int64_t wanted = all > 256 * std::ssize(inner) ? 256 : 64;
@@ -284,7 +287,6 @@ struct SumDivision {
     for (const std::int64_t k : inner) words += packed_words(k, columns);
     return words;
   }
-  std::size_t bytes;
 };
 
 }  // namespace

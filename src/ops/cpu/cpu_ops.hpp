@@ -57,7 +57,7 @@ class CpuOps final : public Ops {
   // Products of fp32 and of bf16 factors, whose shapes are checked, without row sums.
   void float_matmuls(std::span<const Matmul> products);
   void narrow_matmuls(std::span<const Matmul> products);
-  // Their sums, where products[i].c is where product i is written, and those of all are `slots`.
+  // Sums of products: product i is written to products[i].c, one of `slots` of sum_pairwise.
   void sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
   void sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
   std::vector<Problem> problems_of(std::span<const AttentionHeads> calls, const AttentionMask& mask,

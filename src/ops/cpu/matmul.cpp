@@ -165,6 +165,9 @@ void CpuOps::sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
   if (products.size() == 1 || (!narrow && !reproducible_)) {
     return Ops::sum_of_matmuls(sum, levels, products);
   }
+  TRIREME_ASSERT(products.size() >> levels.size() <= 1, "{} products and {} levels",
+                 products.size(), levels.size());
+  if (sum.elements() == 0) return;
   std::vector<Tensor> slots{sum};
   for (const Tensor& level : levels) slots.push_back(level.slice(0, 0, sum.extent(0)));
   std::vector<Matmul> all(products.begin(), products.end());
@@ -173,7 +176,8 @@ void CpuOps::sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
       [&](std::int64_t i, std::int64_t slot) {
         Matmul& p = all[static_cast<std::size_t>(i)];
         TRIREME_ASSERT(p.a.type() == all.front().a.type() && !p.options.transpose_a &&
-                           !p.options.accumulate && !p.options.before_gelu && !p.options.gelu_input,
+                           !p.options.accumulate && !p.options.before_gelu &&
+                           !p.options.gelu_input && !p.options.row_sum,
                        "product {} of a sum has another form", i);
         p.c = slots[static_cast<std::size_t>(slot)];
         product_shape(p.c, p.a, p.b, p.options);
@@ -210,6 +214,7 @@ void CpuOps::float_matmuls(std::span<const Matmul> products) {
     };
     std::vector<Task> tasks;
     for (const FloatProduct& p : all) {
+      if (p.m == 0 || p.n == 0) continue;
       const Pieces pieces(p.m, p.n);
       for (std::int64_t i = 0; i < pieces.count(); ++i) {
         tasks.push_back({&p, pieces.rows(i), pieces.columns(i)});

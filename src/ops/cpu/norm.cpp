@@ -389,9 +389,10 @@ std::int64_t elements_of_partial(const RowSums& call) {
 
 }  // namespace
 
-std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs,
+std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs, int calls,
                                   int threads) {
-  return static_cast<std::size_t>(threads * row_tiles(rows) * columns * outputs) * sizeof(float);
+  const std::int64_t at_once = calls < threads ? 1 : threads;
+  return static_cast<std::size_t>(at_once * row_tiles(rows) * columns * outputs) * sizeof(float);
 }
 
 void CpuOps::sum_rows(const RowSums& call, int threads, float* partial) {
@@ -429,8 +430,10 @@ void CpuOps::independent_row_sums(std::span<const RowSums> calls) {
     elements += call.dy.elements();
   }
   constexpr std::int64_t enough = 16384;  // for a thread
-  if (calls.size() == 1) {
-    return sum_rows(calls[0], threads_, scratch<float>(static_cast<std::size_t>(most)));
+  if (std::ssize(calls) < threads_ || threads_ == 1) {
+    float* partial = scratch<float>(static_cast<std::size_t>(most));
+    for (const RowSums& call : calls) sum_rows(call, threads_, partial);
+    return;
   }
   float* partial = scratch<float>(static_cast<std::size_t>(threads_ * most));
   parallel_tasks(elements < 2 * enough ? 1 : threads_, std::ssize(calls),

@@ -67,8 +67,8 @@ void parallel_elements(int threads, std::int64_t elements, const Body& body) {
   parallel_ranges(threads, elements, 16384, 16, body);
 }
 
-/// body(task, thread) for each task. A thread has neighboring tasks, the same in every call, so
-/// that what it wrote is in its cache; with none left it takes those of other threads.
+/// body(task, thread) for each task. A thread begins with a range of neighboring tasks, the same in
+/// every call, so that what it wrote is in its cache; with none left it takes other threads' tasks.
 template <class Body>
 void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
   if (threads == 1 || tasks <= 1) {
@@ -89,7 +89,8 @@ void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
     for (int step = 0; step < threads; ++step) {
       const int of = (thread + step) % threads;
       std::atomic<std::int64_t>& queue = next[static_cast<std::size_t>(of)].task;
-      for (std::int64_t task = 0; (task = queue++) < first(of + 1);) {
+      const std::int64_t end = first(of + 1);
+      for (std::int64_t task = 0; queue < end && (task = queue++) < end;) {
         error.guard([&] { body(task, thread); });
       }
     }
