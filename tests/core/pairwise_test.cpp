@@ -1,8 +1,10 @@
 #include "trireme/core/pairwise.hpp"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace trireme {
@@ -14,7 +16,7 @@ std::string tree(std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) terms.push_back(std::to_string(i));
   add_pairwise(count, [&](std::int64_t to, std::int64_t from) {
     std::string& sum = terms[static_cast<std::size_t>(to)];
-    sum = "(" + sum + "+" + terms[static_cast<std::size_t>(from)] + ")";
+    sum = fmt::format("({}+{})", sum, terms[static_cast<std::size_t>(from)]);
   });
   return terms.front();
 }
@@ -36,7 +38,7 @@ TEST(Pairwise, FewSlotsGiveTheSameTree) {
         },
         [&](int to, int from) {
           std::string& sum = slots[static_cast<std::size_t>(to)];
-          sum = "(" + sum + "+" + slots[static_cast<std::size_t>(from)] + ")";
+          sum = fmt::format("({}+{})", sum, slots[static_cast<std::size_t>(from)]);
         });
     EXPECT_EQ(slots.front(), tree(count));
     std::size_t most = 1;

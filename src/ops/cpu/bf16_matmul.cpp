@@ -217,7 +217,7 @@ struct Division {
       if (p.m == 0 || p.n == 0) continue;
       // Several tasks for each thread, so that unequal ones do not keep the others waiting.
       const auto each =
-          static_cast<int>(count == 1 ? threads : parts(2 * std::int64_t{threads}, count));
+          static_cast<int>(count <= 1 ? threads : parts(2 * std::int64_t{threads}, count));
       cuts.emplace_back(p.m, p.n, p.k, transposed, each);
       own = std::max(own, cuts.back().bytes_of_thread(wide));
       bias_bytes = std::max(bias_bytes, rounded_vector_bytes(p.n));
@@ -343,8 +343,7 @@ void CpuOps::narrow_matmuls(std::span<const Matmul> products) {
 }
 
 void CpuOps::sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots) {
-  const auto [m, n, k] =
-      product_shape(products[0].c, products[0].a, products[0].b, products[0].options);
+  const std::int64_t m = products[0].c.extent(0), n = products[0].c.extent(1);
   std::vector<std::int64_t> inner;
   for (const Matmul& p : products) inner.push_back(p.a.extent(1));
   const SumDivision division(m, n, inner, threads_);
