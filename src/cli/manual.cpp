@@ -135,6 +135,9 @@ constexpr Fact variables[] = {
     {"SLURM_JOB_END_TIME",
      "End of the Slurm job: the run saves and stops before it, as before train.time_limit."},
     {"OMPI_MCA_mpi_yield_when_idle", "Set to 1 before MPI starts, unless it is already set."},
+    {"OMPI_MCA_btl_tcp_eager_limit, OMPI_MCA_btl_tcp_rndv_eager_limit",
+     "Likewise, to 1052672: TCP sends pieces of messages, of 1 MiB, without waiting for an "
+     "answer."},
 };
 
 constexpr Fact exit_codes[] = {

@@ -11,7 +11,6 @@
 namespace trireme::comm {
 namespace {
 
-constexpr std::size_t largest_piece = std::size_t{1} << 20;
 constexpr std::size_t smallest_piece = std::size_t{1} << 16;
 constexpr std::size_t scratch_budget = std::size_t{16} << 20;  // of one slot
 constexpr std::size_t slots_in_flight = 2;

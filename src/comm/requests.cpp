@@ -12,7 +12,9 @@ Requests::Requests(Requests&& other) noexcept
     : wire_(other.wire_),
       requests_(std::exchange(other.requests_, {})),
       statuses_(std::exchange(other.statuses_, {})),
-      lengths_(std::exchange(other.lengths_, {})) {}
+      indices_(std::exchange(other.indices_, {})),
+      lengths_(std::exchange(other.lengths_, {})),
+      ended_(std::exchange(other.ended_, 0)) {}
 
 Requests::~Requests() {
   // Messages are under way here only after an error, which ends the run.
@@ -29,23 +31,29 @@ void* Requests::known(const std::byte* memory) const {
 }
 
 void Requests::send(const std::byte* data, std::size_t bytes, int peer, int tag) {
+  const std::size_t piece = piece_of(bytes);
   std::size_t done = 0;
   do {
-    const std::size_t part = std::min(largest, bytes - done);
-    requests_.push_back(MPI_REQUEST_NULL);
-    lengths_.push_back(-1);
-    mpi_check(MPI_Isend(known(data + done), static_cast<int>(part), MPI_BYTE, peer,
-                        wire_.first_tag + tag, wire_.comm, &requests_.back()),
-              "MPI_Isend");
-    if (wire_.sent != nullptr) *wire_.sent += static_cast<std::int64_t>(part);
+    const std::size_t part = std::min(piece, bytes - done);
+    send_whole(data + done, part, peer, tag);
     done += part;
   } while (done < bytes);
 }
 
+void Requests::send_whole(const std::byte* data, std::size_t bytes, int peer, int tag) {
+  requests_.push_back(MPI_REQUEST_NULL);
+  lengths_.push_back(-1);
+  mpi_check(MPI_Isend(known(data), static_cast<int>(bytes), MPI_BYTE, peer, wire_.first_tag + tag,
+                      wire_.comm, &requests_.back()),
+            "MPI_Isend");
+  if (wire_.sent != nullptr) *wire_.sent += static_cast<std::int64_t>(bytes);
+}
+
 void Requests::receive(std::byte* data, std::size_t bytes, int peer, int tag) {
+  const std::size_t piece = piece_of(bytes);
   std::size_t done = 0;
   do {
-    const std::size_t part = std::min(largest, bytes - done);
+    const std::size_t part = std::min(piece, bytes - done);
     requests_.push_back(MPI_REQUEST_NULL);
     lengths_.push_back(static_cast<int>(part));
     mpi_check(MPI_Irecv(known(data + done), static_cast<int>(part), MPI_BYTE, peer,
@@ -61,36 +69,50 @@ void Requests::receive(MPI_Message& message, std::byte* data, int bytes) {
   mpi_check(MPI_Imrecv(data, bytes, MPI_BYTE, &message, &requests_.back()), "MPI_Imrecv");
 }
 
+std::size_t Requests::piece_of(std::size_t bytes) {
+  // No power of two, so that few sizes are multiples of it: of two that differ, the last pieces
+  // differ too, which the receiver sees.
+  constexpr std::size_t smallest = largest_piece - 64, largest = std::size_t{1} << 30;
+  constexpr std::size_t most_pieces = 128;
+  return bytes <= largest_piece ? largest_piece
+                                : std::clamp(bytes / most_pieces / 64 * 64, smallest, largest);
+}
+
 bool Requests::test() {
   if (requests_.empty()) return true;
-  int finished = 0;
+  int ended = 0;
   statuses_.resize(requests_.size());
-  const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished,
-                               statuses_.data());
+  indices_.resize(requests_.size());
+  // Not MPI_Testall: a piece of a wrong length may be the last that arrives.
+  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &ended,
+                                indices_.data(), statuses_.data());
   if (code == MPI_ERR_IN_STATUS) {
-    for (const MPI_Status& status : statuses_) {
-      if (status.MPI_ERROR != MPI_ERR_PENDING) mpi_check(status.MPI_ERROR, "MPI_Testall");
+    for (int i = 0; i < ended; ++i) {
+      mpi_check(statuses_[static_cast<std::size_t>(i)].MPI_ERROR, "MPI_Testsome");
     }
   }
-  mpi_check(code, "MPI_Testall");
-  if (finished == 0) return false;
-  check_lengths();
+  mpi_check(code, "MPI_Testsome");
+  for (int i = 0; i < ended; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    check_length(statuses_[at], lengths_[static_cast<std::size_t>(indices_[at])]);
+  }
+  ended_ += static_cast<std::size_t>(std::max(ended, 0));
+  if (ended_ < requests_.size()) return false;
   requests_.clear();
   lengths_.clear();
+  ended_ = 0;
   return true;
 }
 
-void Requests::check_lengths() const {
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
-    if (lengths_[i] < 0) continue;
-    int received = 0;
-    mpi_check(MPI_Get_count(&statuses_[i], MPI_BYTE, &received), "MPI_Get_count");
-    if (received != lengths_[i]) {
-      throw Error(
-          "communication: {} bytes arrived from rank {} of the group where {} were expected: "
-          "ranks must agree on every size",
-          received, statuses_[i].MPI_SOURCE, lengths_[i]);
-    }
+void Requests::check_length(const MPI_Status& status, int expected) {
+  if (expected < 0) return;
+  int received = 0;
+  mpi_check(MPI_Get_count(&status, MPI_BYTE, &received), "MPI_Get_count");
+  if (received != expected) {
+    throw Error(
+        "communication: {} bytes arrived from rank {} of the group where {} were expected: "
+        "ranks must agree on every size",
+        received, status.MPI_SOURCE, expected);
   }
 }
 

@@ -57,7 +57,8 @@ void Mail::send(int peer, Bytes message, Done done) {
   TRIREME_ASSERT(message.size() <= std::size_t{1} << 30, "rpc: a message of {} bytes",
                  message.size());
   start({peer, Requests(wire_), std::move(message), std::move(done)}, [](Transfer& transfer) {
-    transfer.requests.send(transfer.own.data(), transfer.own.size(), transfer.peer, message_tag);
+    transfer.requests.send_whole(transfer.own.data(), transfer.own.size(), transfer.peer,
+                                 message_tag);
   });
 }
 

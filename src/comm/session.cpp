@@ -11,6 +11,8 @@
 
 #include "trireme/core/error.hpp"
 
+#include "requests.hpp"
+
 namespace trireme::comm {
 namespace {
 
@@ -64,6 +66,10 @@ void mpi_check(int code, const char* call) {
 
 Session::Session(int* argc, char*** argv) {
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  // A piece and its header.
+  const std::string eager = std::to_string(largest_piece + 4096);
+  setenv("OMPI_MCA_btl_tcp_eager_limit", eager.c_str(), 0);
+  setenv("OMPI_MCA_btl_tcp_rndv_eager_limit", eager.c_str(), 0);
   const Variables variable = [](const char* name) { return std::getenv(name); };
   if (!has_launcher(variable)) {
     // Several such programs may start at once: no daemon, and no folder that they share.

@@ -38,7 +38,8 @@ constexpr std::string_view recorded[] = {
     // MPI and networks.
     "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc", "OMPI_MCA_coll",
     "OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_leave_pinned", "OMPI_MCA_btl_tcp_if_include",
-    "OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl_vader_single_copy_mechanism",
+    "OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl_tcp_eager_limit",
+    "OMPI_MCA_btl_tcp_rndv_eager_limit", "OMPI_MCA_btl_vader_single_copy_mechanism",
     "OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_hwloc_base_binding_policy",
     "OMPI_MCA_rmaps_base_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe",
     "MPICH_ASYNC_PROGRESS", "MPICH_GPU_SUPPORT_ENABLED", "MPICH_OFI_NIC_POLICY",

@@ -1,5 +1,6 @@
 // The groups of a grid: their members and their separate traffic.
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <set>
@@ -42,6 +43,15 @@ std::vector<int> asked(Communicator& group, int world_rank) {
   group.all_gather(all, Tensor(&own, {1}), stream).wait();
   EXPECT_EQ(ranks[group.rank()], world_rank);
   return {ranks.begin(), ranks.end()};
+}
+
+TEST(Session, LetsTcpSendPiecesAtOnce) {
+  const Session session(nullptr, nullptr);
+  for (const char* limit : {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit"}) {
+    const char* const value = std::getenv(limit);
+    ASSERT_NE(value, nullptr);
+    EXPECT_GT(std::stol(value), 1 << 20);
+  }
 }
 
 TEST(Grid, GroupsHoldTheirMembers) {

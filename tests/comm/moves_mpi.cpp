@@ -143,11 +143,14 @@ TEST(Moves, ExchangeMatchesMessagesInOrder) {
 
 TEST(Moves, MismatchedLengthsAreErrors) {
   Groups groups;
+  constexpr int mebi = 1 << 20;  // messages of more have several pieces
   // Own communicators: their pending messages affect no other test.
-  for (const auto& [sent, expected] : {std::pair{8, 16}, std::pair{16, 8}}) {
+  for (const auto& [sent, expected] :
+       {std::pair{8, 16}, std::pair{16, 8}, std::pair{2 * mebi, 3 * mebi},
+        std::pair{3 * mebi, 2 * mebi}}) {
     const auto world = make_mpi_communicator(MPI_COMM_WORLD, groups.ledger);
     if (world->size() == 1 || world->rank() > 1) continue;
-    std::vector<std::uint8_t> bytes(16);
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(3 * mebi));
     device::Stream stream;
     const bool sends = world->rank() == 0;
     const Tensor data(bytes.data(), {sends ? sent : expected});

@@ -204,8 +204,22 @@ measure() { # rate, name, tasks per node, steps, flags...
   python3 -B "$source/tests/slurm/compare_traffic.py" --rate "$rate" --tasks "$tasks" --before before --after after \
     "${judge[@]}" "$name"
 }
+# Two nodes that exchange 2 MiB each send them at the same time: 0.168 s at 100 Mbit/s, and not twice as long.
+duplex() {
+  "$cluster" rate 100mbit
+  srun --mpi=pmix --nodes=2 --ntasks-per-node=1 --time=2 "$TRIREME" bench collectives --operations all_gather --begin 4194304 \
+    --end 4194304 --iterations 5 --warmup 1 --json duplex.json >duplex.out 2>&1 || return 1
+  "$cluster" rate off
+  python3 -B - <<'PYTHON'
+import json
+took = json.load(open("duplex.json"))["benchmarks"][0]["real_time"] / 1e6
+print(f"100 Mbit/s: two nodes exchange 2 MiB each in {took:.3f} s")
+assert 0.16 < took < 0.25, took
+PYTHON
+}
 case_link() {
   local judge=() large=(--model.layers 4 --model.width 256) small=(--model.layers 2 --model.width 64 --train.batch 16)
+  duplex || duplex || fail "link: nodes take turns"
   measure 1gbit fast 1 15 "${large[@]}" --train.batch 64 || fail "link: 1 Gbit/s"
   measure 100mbit slow 1 8 "${large[@]}" --train.batch 4 || fail "link: 100 Mbit/s"
   # One axis across nodes at a time, so that the counters match its bytes.

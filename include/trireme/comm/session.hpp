@@ -25,12 +25,13 @@ struct Cores {
 Cores find_cores(MPI_Comm node);
 
 /// Initializes MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalizes it at the end of its
-/// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
-/// must not take a core from one that computes. A program without a launcher is also spared Open
-/// MPI's daemon and session folder (OMPI_MCA_ess_singleton_isolated=1,
-/// OMPI_MCA_orte_create_session_dirs=0). Throws AgreedError with the complaints below, and without
-/// MPI_THREAD_MULTIPLE. Its end calls MPI_Finalize, which waits for all ranks: an exception that
-/// ends the job must be caught, and abort, before.
+/// life. First sets, unless they are set, OMPI_MCA_mpi_yield_when_idle=1, since a thread waiting
+/// inside MPI must not take a core from one that computes; and OMPI_MCA_btl_tcp_eager_limit and
+/// …_rndv_eager_limit, by which TCP sends pieces of messages (Requests) at once. A program without
+/// a launcher is also spared Open MPI's daemon and session folder
+/// (OMPI_MCA_ess_singleton_isolated=1, OMPI_MCA_orte_create_session_dirs=0). Throws AgreedError
+/// with the complaints below, and without MPI_THREAD_MULTIPLE. Its end calls MPI_Finalize, which
+/// waits for all ranks: an exception that ends the job must be caught, and abort, before.
 class Session {
  public:
   Session(int* argc, char*** argv);
