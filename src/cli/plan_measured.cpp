@@ -128,6 +128,18 @@ std::string plain(std::string line) {
   return line;
 }
 
+/// Operations that were measured take their times whatever the formulas' constants are.
+void check_fit(const std::vector<std::string>& keys, const plan::Machine& machine) {
+  if (machine.measured.times().empty()) return;
+  for (const std::string& key : keys) {
+    const bool of_links =
+        key.starts_with("links.") || key == "device.launch_us" || key == "device.step_ms";
+    if (of_links) continue;
+    throw ConfigError("--fit", key, "changes nothing beside operations.measured",
+                      "leave that out of the machine file");
+  }
+}
+
 std::vector<plan::MeasuredStep> read_steps(const train::RunConfig& config, const std::string& path,
                                            const plan::Machine& machine) {
   std::istringstream in(read_named_file(path, "CSV", std::int64_t{16} << 20));
@@ -155,6 +167,7 @@ std::string plan_measured(const train::RunConfig& config, const PlanMeasuredOpti
   plan::Machine machine = plan::Machine::read(options.machine);
   const std::vector<plan::MeasuredStep> steps = read_steps(config, options.measured, machine);
   if (!options.fit.empty()) {
+    check_fit(cells_of(options.fit), machine);
     machine = plan::calibrate(machine, cells_of(options.fit), steps);
   }
   const std::vector<double> predicted = plan::predict_all(steps, machine);

@@ -129,13 +129,16 @@ void from_toml_at(Fields& fields, const toml::table& table, const std::string& p
   }
 }
 
+/// Lines that are printable remain lines.
 std::string quoted(const std::string& text) {
   std::string escaped;
+  bool lines = text.ends_with('\n');
   for (const char c : text) {
     if (c == '"' || c == '\\') escaped += '\\';
+    lines = lines && (c == '\n' || (c >= ' ' && c <= '~'));
     escaped += c;
   }
-  return '"' + one_line(escaped) + '"';
+  return lines ? "\"\"\"\n" + escaped + "\"\"\"" : '"' + one_line(escaped) + '"';
 }
 
 std::string toml_value(const Value& value) {

@@ -13,13 +13,13 @@ namespace trireme::plan {
 
 namespace {
 
-/// ln(predicted/measured).
+/// ln(predicted/measured), of works by the formulas.
 template <class Measured>
 std::vector<double> residuals(const Machine& machine, const std::vector<Measured>& all) {
   std::vector<double> result;
   for (const Measured& each : all) {
     if constexpr (std::is_same_v<Measured, MeasuredWork>) {
-      result.push_back(std::log(machine.seconds(each.work) / each.seconds));
+      result.push_back(std::log(machine.formula_seconds(each.work) / each.seconds));
     } else {
       result.push_back(std::log(machine.seconds(each.operation, each.placement) / each.seconds));
     }
@@ -99,11 +99,14 @@ Machine fit_works(Machine machine, const std::vector<MeasuredWork>& works) {
     double sum = 0, shares = 0;
     for (const MeasuredWork& each : works) {
       if (is_memory(each.work) || each.work.type != type) continue;
-      sum += each.share * std::log(machine.seconds(each.work) / each.seconds);
+      sum += each.share * std::log(machine.formula_seconds(each.work) / each.seconds);
       shares += each.share;
     }
     peak_of(machine.products, type) *= std::exp(sum / shares);
   }
+  std::vector<OperationTime> times;
+  for (const MeasuredWork& each : works) times.push_back({each.work, each.seconds});
+  machine.measured = OperationTable(std::move(times));
   return machine;
 }
 
@@ -132,7 +135,8 @@ std::vector<MeasuredOperation> measure_links(Machine& machine, comm::Grid& grid,
   auto all = measure_collectives(grid, kind, placement, device, largest);
   machine = fit_links(machine, all);
   machine.links.slowdown =
-      std::max(machine.links.slowdown, measure_slowdown(grid, kind, ops, device));
+      std::max(machine.links.slowdown,
+               measure_slowdown(grid, kind, 2 * all.back().operation.bytes, ops, device));
   if (!device.is_host()) {
     machine.links.launch_us = machine.links.message_us =
         1e6 * measure_launch(grid.group(kind), device);
@@ -141,46 +145,38 @@ std::vector<MeasuredOperation> measure_links(Machine& machine, comm::Grid& grid,
 }
 
 Machine fit_host(Machine machine, const std::vector<TimedStep>& steps, bool alone) {
-  std::vector<double> between;
+  std::vector<double> gaps, rests;
   for (const TimedStep& step : steps) {
-    for (const TimedCall& call : step.calls) between.push_back(call.before);
+    double between = 0, rest = step.seconds;
+    for (const TimedCall& call : step.calls) {
+      between += call.before;
+      rest -= call.seconds;
+      if (!alone) gaps.push_back(call.before);  // some of them wait for other ranks
+    }
+    if (alone) gaps.push_back(between / static_cast<double>(step.calls.size()));
+    rests.push_back(rest - between);
   }
-  const double gap = report::quantile(between, 0.5);
+  const double gap = report::quantile(gaps, 0.5);
   machine.device.operation_us += gap * 1e6;
-  for (auto& [work, seconds] : machine.measured) seconds += gap;
-  if (!alone) return machine;
-  std::vector<double> rests;
-  for (const TimedStep& step : steps) {
-    double rest = step.seconds - gap * static_cast<double>(step.calls.size());
-    for (const TimedCall& call : step.calls) rest -= call.seconds;
-    rests.push_back(rest);
-  }
-  machine.device.step_ms = std::max(0.0, 1e3 * report::quantile(rests, 0.5));
+  machine.measured.add(gap);
+  if (alone) machine.device.step_ms = std::max(0.0, 1e3 * report::quantile(rests, 0.5));
   return machine;
 }
 
-namespace {
-
-template <class Measured>
-double weighted_error(const Machine& machine, const std::vector<Measured>& all) {
-  const std::vector<double> errors = residuals(machine, all);
-  double sum = 0, weights = 0;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    double weight = 1;
-    if constexpr (std::is_same_v<Measured, MeasuredWork>) weight = all[i].share;
-    sum += weight * std::abs(errors[i]);
-    weights += weight;
-  }
-  return sum / weights;
-}
-
-}  // namespace
-
 double mean_error(const Machine& machine, const std::vector<MeasuredWork>& works) {
-  return weighted_error(machine, works);
+  double sum = 0, shares = 0;
+  for (const MeasuredWork& each : works) {
+    const double predicted = machine.measured.seconds(
+        each.work, [&](const Work& work) { return machine.formula_seconds(work); }, &each.work);
+    sum += each.share * std::abs(std::log(predicted / each.seconds));
+    shares += each.share;
+  }
+  return sum / shares;
 }
 double mean_error(const Machine& machine, const std::vector<MeasuredOperation>& operations) {
-  return weighted_error(machine, operations);
+  double sum = 0;
+  for (const double error : residuals(machine, operations)) sum += std::abs(error);
+  return sum / static_cast<double>(operations.size());
 }
 
 }  // namespace trireme::plan

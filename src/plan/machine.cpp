@@ -21,6 +21,8 @@ constexpr double micro = 1e-6, giga = 1e9, tera = 1e12;
 constexpr std::string_view needed[] = {"ranks_per_node", "device.type", "device.memory_gib",
                                        "memory.gb_per_s"};
 
+constexpr const char* operations_key = "operations.measured";
+
 }  // namespace
 
 void Machine::Device::declare(config::Fields& fields) {
@@ -80,7 +82,7 @@ void Machine::Link::declare(config::Fields& fields) {
 void Machine::Links::declare(config::Fields& fields) {
   fields.add("collectives", collectives,
              "what latencies add up to: ring (a hop for each rank), tree (for each doubling\n"
-             "of ranks) or direct (one)",
+             "of ranks) or direct (one; each rank sends to every other)",
              one_of({"ring", "tree", "direct"}));
   fields.add("launch_us", launch_us, "the host's time to start an operation of a group",
              non_negative());
@@ -110,8 +112,14 @@ Machine Machine::read(const std::filesystem::path& path) {
   Machine machine;
   config::Fields fields;
   machine.declare(fields);
+  std::string operations;
+  fields.add(operations_key, operations, "CSV of operations that were measured one by one");
   fields.read_toml(path);
   const std::string file = config::one_line(path.string());
+  if (!operations.empty()) {
+    machine.measured =
+        OperationTable::parse(operations, fmt::format("{}: {}", file, operations_key));
+  }
   const auto missing = [&](std::string_view key, const std::string& rule) {
     throw ConfigError(fmt::format("{}: {}", file, key), "(missing)", rule,
                       "add it; docs/step-time.md describes the file");
@@ -134,6 +142,8 @@ std::string Machine::to_toml() const {
   Machine copy = *this;
   config::Fields fields;
   copy.declare(fields);
+  std::string operations = measured.times().empty() ? "" : measured.text() + "\n";
+  if (!operations.empty()) fields.add(operations_key, operations, "");
   return fields.to_toml();
 }
 
@@ -151,7 +161,10 @@ double Machine::peak(DType type) const {
 }
 
 double Machine::seconds(const Work& work) const {
-  if (const auto found = measured.find(work.key()); found != measured.end()) return found->second;
+  return measured.seconds(work, [&](const Work& each) { return formula_seconds(each); });
+}
+
+double Machine::formula_seconds(const Work& work) const {
   const double fixed = device.operation_us * micro;
   const double moved = static_cast<double>(work.bytes) / bandwidth();
   const auto at_peak = [&](double flops) {
@@ -242,7 +255,13 @@ double Machine::seconds(const comm::PlannedOperation& operation, const Placement
   }
   if (links.collectives == "direct") way = hop;
   if (links.collectives == "tree") way = std::ceil(std::log2(ranks)) * hop;
-  const double part = (ranks - 1) / ranks * static_cast<double>(operation.bytes) / rate;
+  double part = (ranks - 1) / ranks * static_cast<double>(operation.bytes) / rate;
+  if (links.collectives == "direct" && placement.nodes > 1) {
+    // Every rank sends to each of another node.
+    const double own = ranks / nodes;
+    part = std::max(part, own * (ranks - own) / ranks * static_cast<double>(operation.bytes) *
+                              placement.sharing / rate_of(network));
+  }
   switch (operation.kind) {
     case comm::OperationKind::all_reduce:
       return 2 * (way + part);

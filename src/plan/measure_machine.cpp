@@ -6,7 +6,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "trireme/core/random.hpp"
@@ -122,11 +121,10 @@ std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::Rep
 std::vector<MeasuredWork> measured_works(comm::Communicator& world,
                                          const std::vector<TimedStep>& steps) {
   using Key = decltype(Work().key());
-  // Operations of equal work may differ in their times, so each has its own median.
-  std::map<std::pair<Key, std::string_view>, std::pair<Work, std::vector<double>>> calls;
+  std::map<Key, std::pair<Work, std::vector<double>>> calls;
   for (const TimedStep& step : steps) {
     for (const TimedCall& call : step.calls) {
-      auto& [work, seconds] = calls[{call.work.key(), call.name}];
+      auto& [work, seconds] = calls[call.work.key()];
       work = call.work;
       seconds.push_back(call.seconds);
     }
@@ -140,10 +138,8 @@ std::vector<MeasuredWork> measured_works(comm::Communicator& world,
     const auto& [work, seconds] = each;
     const auto count = static_cast<double>(seconds.size());
     const double sum = count * std::max(report::quantile(seconds, 0.5), clock_seconds);
-    if (own.empty() || own.back().work.key() != work.key()) own.push_back({.work = work});
-    own.back().calls += count;
-    own.back().seconds += sum;
-    own.back().spread += sum * spread_of(seconds);
+    own.push_back(
+        {.work = work, .calls = count, .seconds = sum, .spread = sum * spread_of(seconds)});
   }
   std::map<Key, Sums> works;
   double all_seconds = 0;
@@ -169,6 +165,7 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
                                                    const Placement& placement,
                                                    device::Device& device, std::int64_t largest) {
   constexpr int warm_up = 2, rounds = 8;
+  constexpr double slow = 0.1;  // seconds: a slow link is known without larger messages
   comm::Communicator& group = grid.group(kind);
   const std::int64_t ranks = group.size();
   device::MemoryLedger ledger(device);
@@ -176,7 +173,8 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
   const device::Buffer memory(ledger, device::Use::communication,
                               static_cast<std::size_t>(largest));
   std::vector<MeasuredOperation> all;
-  for (std::int64_t bytes = 4096; bytes <= largest; bytes *= 8) {
+  for (std::int64_t bytes = 4096; bytes <= largest && (all.empty() || all.back().seconds < slow);
+       bytes *= 8) {
     const std::int64_t part = bytes / static_cast<std::int64_t>(sizeof(float)) / ranks;
     const Tensor whole = memory.view(DType::f32, {part * ranks});
     const Tensor own = whole.slice(0, group.rank() * part, (group.rank() + 1) * part);
@@ -209,20 +207,19 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
   return all;
 }
 
-double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, ops::Ops& ops,
+double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
                         device::Device& device) {
   constexpr int rounds = 5;
   comm::Communicator& group = grid.group(kind);
   device::MemoryLedger ledger(device);
   device::Stream stream(device);
   const std::int64_t n = device.is_host() ? 256 : 2048;
-  const std::int64_t sent = std::int64_t{device.is_host() ? 16 : 256} << 20;
   const device::Buffer memory(ledger, device::Use::workspace,
                               static_cast<std::size_t>(3 * n * n) * sizeof(float)),
-      message(ledger, device::Use::communication, static_cast<std::size_t>(sent));
+      message(ledger, device::Use::communication, static_cast<std::size_t>(bytes));
   const Tensor all = memory.view(DType::f32, {3 * n, n});
   fill_with_noise(ops, device, ledger, all);
-  const Tensor data = message.view(DType::f32, {sent / static_cast<std::int64_t>(sizeof(float))});
+  const Tensor data = message.view(DType::f32, {bytes / static_cast<std::int64_t>(sizeof(float))});
   const auto compute = [&] {
     const auto begin = Clock::now();
     for (int i = 0; i < 4; ++i) {

@@ -146,9 +146,9 @@ class PlannedOps final : public ops::ForwardingOps<PlannedOps> {
   explicit PlannedOps(Recording& recording) : recording_(recording) {}
 
   template <class... Parameters, class... Arguments>
-  void forward(const char* /*name*/, void (Ops::* /*operation*/)(Parameters...),
+  void forward(const char* name, void (Ops::* /*operation*/)(Parameters...),
                const Arguments&... arguments) {
-    recording_.compute(work_of(arguments...));
+    recording_.compute(work_of(name, arguments...));
   }
 
  private:

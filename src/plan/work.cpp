@@ -20,10 +20,17 @@ void describe_attention(Work& work, const Tensor& q, const Tensor& k,
 
 }  // namespace
 
+OperationName::OperationName(std::string_view text) {
+  TRIREME_ASSERT(text.size() <= most, "the name {} is too long", text);
+  std::copy(text.begin(), text.end(), text_.begin());
+}
+
 namespace detail {
 
 void describe(Work& work, const Tensor& c, const Tensor& a, const Tensor& b,
               const ops::MatmulOptions& options) {
+  constexpr std::string_view forms[] = {"matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"};
+  work.name = forms[(options.transpose_a ? 2 : 0) + (options.transpose_b ? 1 : 0)];
   work.kind = Work::Kind::product;
   work.type = a.type();
   work.m = c.extent(0);

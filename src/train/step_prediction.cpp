@@ -131,7 +131,6 @@ plan::Machine measure_machine(const Job& job, parallel::ReplicaOptions options,
     machine.memory.gb_per_s = plan::measure_copy(device) / 1e9;
     const std::vector<plan::MeasuredWork> works = plan::measured_works(grid.world(), steps);
     machine = plan::fit_works(machine, works);
-    for (const plan::MeasuredWork& each : works) machine.measured[each.work.key()] = each.seconds;
     if (host) machine = plan::fit_host(machine, steps, shape.size() == 1);
     measure_links(job, options, grid, machine);
   });

@@ -151,6 +151,10 @@ TEST(StepSimulation, SharesANodesLinkAmongItsGroups) {
   // Data 8: one group, of which each node has two ranks.
   for (Calls& calls : together) calls.wait(calls.all_reduce(4));
   EXPECT_DOUBLE_EQ(seconds_of(shape_of(1, 8, 1), together, machine), 2 * 0.875 * 4);
+  // Where each rank sends to every other, each of two sends six of eight parts to other nodes.
+  machine.links.collectives = "direct";
+  EXPECT_DOUBLE_EQ(seconds_of(shape_of(1, 8, 1), together, machine), 2 * 2 * 0.75 * 4);
+  EXPECT_DOUBLE_EQ(seconds_of(shape_of(2, 4, 1), apart, machine), 2 * 2 * 0.75 * 4);
 }
 
 TEST(StepSimulation, WaitsForTheLastOfAGroup) {

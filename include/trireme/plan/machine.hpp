@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 
 #include "trireme/comm/shape.hpp"
 #include "trireme/core/config.hpp"
+#include "trireme/plan/operation_table.hpp"
 #include "trireme/plan/trace.hpp"
 
 namespace trireme::plan {
@@ -86,18 +86,20 @@ struct Machine {
     void declare(config::Fields& fields);
   } links;
 
-  /// Seconds of works that were measured one by one, by Work::key: they precede the formulas. Not
-  /// in the file.
-  std::map<decltype(Work().key()), double> measured;
+  /// Operations that were measured one by one: the file's operations.measured.
+  OperationTable measured;
 
+  /// All but `measured`.
   void declare(config::Fields& fields);
   /// Throws AgreedError and ConfigError that name file, key, rule and remedy.
   static Machine read(const std::filesystem::path& path);
   std::string to_toml() const;
 
   bool on_host() const { return device.type == "cpu"; }
-  /// Seconds that the device computes.
+  /// Seconds that the device computes: by the formulas, corrected by what was measured.
   double seconds(const Work& work) const;
+  /// By the formulas alone.
+  double formula_seconds(const Work& work) const;
   /// Seconds in which the host starts it.
   double launch_seconds(const Work& work) const;
   /// Seconds from the moment when all of the group have started it.

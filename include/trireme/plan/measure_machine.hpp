@@ -34,9 +34,9 @@ std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::Rep
                                   comm::Grid& grid, device::Device& device, int warm_up, int steps,
                                   double most_seconds, bool documents = false);
 
-/// Of all calls of equal work on all ranks: their mean, with the median on its rank in the place of
-/// each call of the same operation; and half of the range of the middle 80 % as a part of it.
-/// `share`: of the time of all works.
+/// Of all calls of equal work on all ranks: the mean of the ranks' medians, weighted by their
+/// calls; and half of the range of the middle 80 % as a part of it. `share`: of the time of all
+/// works.
 struct MeasuredWork {
   Work work;
   double seconds = 0, spread = 0, share = 0;
@@ -51,15 +51,16 @@ struct MeasuredOperation {
   Placement placement;
   double seconds = 0, spread = 0;
 };
-/// All-reduce, reduce-scatter and all-gather of fp32 numbers of 4 KiB to `largest` bytes; all
-/// groups of the kind at once. The same on every rank; collective over the grid.
+/// All-reduce, reduce-scatter and all-gather of fp32 numbers of 4 KiB to `largest` bytes, or to
+/// what takes a tenth of a second; all groups of the kind at once. The same on every rank;
+/// collective over the grid.
 std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::GroupKind kind,
                                                    const Placement& placement,
                                                    device::Device& device, std::int64_t largest);
 
-/// How many times as long computation takes while a collective of the group is under way; at least
-/// 1. The same on every rank; collective over the grid.
-double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, ops::Ops& ops,
+/// How many times as long computation takes while an all-reduce of so many bytes is under way; at
+/// least 1. The same on every rank; collective over the grid.
+double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
                         device::Device& device);
 
 /// The host's seconds to queue an operation of the device, or of a group, that does next to

@@ -16,7 +16,6 @@ namespace trireme::plan {
 
 /// A call and its time on the device; `before`: since the end of the call before, 0 for the first.
 struct TimedCall {
-  const char* name = "";
   Work work;
   double seconds = 0, before = 0;
 };
@@ -55,7 +54,7 @@ class TimedOps final : public ops::ForwardingOps<TimedOps>, public ops::Algorith
     timeline_->mark();
     ((*inner_).*operation)(arguments...);
     timeline_->mark();
-    calls_.push_back({name, work_of(arguments...)});
+    calls_.push_back({.work = work_of(name, arguments...)});
   }
   std::vector<std::byte> choices() const override {
     const auto* choosing = dynamic_cast<const ops::AlgorithmChoices*>(inner_.get());

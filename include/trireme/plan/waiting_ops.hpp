@@ -19,11 +19,11 @@ class WaitingOps final : public ops::ForwardingOps<WaitingOps> {
   explicit WaitingOps(const Machine& machine) : machine_(machine) {}
 
   template <class... Parameters, class... Arguments>
-  void forward(const char* /*name*/, void (Ops::* /*operation*/)(Parameters...),
+  void forward(const char* name, void (Ops::* /*operation*/)(Parameters...),
                const Arguments&... arguments) {
     using namespace std::chrono;
     constexpr auto least = microseconds(200);
-    const duration<double> work(machine_.seconds(work_of(arguments...)));
+    const duration<double> work(machine_.seconds(work_of(name, arguments...)));
     // The rank may have waited for others since the last operation.
     end_ = std::max(end_, Clock::now() - late_) + duration_cast<Clock::duration>(work);
     late_ = {};

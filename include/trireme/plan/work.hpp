@@ -1,6 +1,7 @@
 // What an operation's time depends on, from the arguments of its call.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <tuple>
@@ -10,18 +11,31 @@
 
 namespace trireme::plan {
 
+/// Of an operation of ops::Ops, at most 31 bytes, as ranks can send it.
+class OperationName {
+ public:
+  static constexpr std::size_t most = 31;
+  OperationName(std::string_view text = {});
+  std::string_view text() const { return text_.data(); }
+  auto operator<=>(const OperationName&) const = default;
+
+ private:
+  std::array<char, most + 1> text_{};
+};
+
 /// What an operation's time depends on. product: a matrix product [m, k]·[k, n]. attention: of
 /// `count` heads of all sequences, m queries, n keys, size k of a head. memory: bound by `bytes`.
 /// update: an optimizer's, likewise.
 struct Work {
   enum class Kind : std::uint8_t { product, attention, attention_backward, memory, update };
+  OperationName name;  // as in traces; of a product with its form: matmul_nt has b transposed
   Kind kind = Kind::memory;
   DType type = DType::f32;  // of factors; of what is read first
   std::int64_t m = 0, n = 0, k = 0, count = 1;
   std::int64_t bytes = 0;  // read and written
   bool loss = false;       // memory: the gradient of logits
   bool causal = false;     // attention: queries are the last m of n tokens, keys all of them
-  auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, loss, causal); }
+  auto key() const { return std::tuple(name, kind, type, m, n, k, count, bytes, loss, causal); }
   bool operator==(const Work&) const = default;
   /// Floating-point operations of a product or attention; else 0.
   double flops() const;
@@ -76,8 +90,8 @@ void describe(Work& work, const Tensor& parameters, const Tensor& momentum, cons
 
 /// Of a call of an operation of ops::Ops.
 template <class First, class... Rest>
-Work work_of(const First& first, const Rest&... rest) {
-  Work work{.type = detail::type_of(first)};
+Work work_of(std::string_view name, const First& first, const Rest&... rest) {
+  Work work{.name = name, .type = detail::type_of(first)};
   work.bytes = detail::bytes_of(first) + (detail::bytes_of(rest) + ... + 0);
   detail::describe(work, first, rest...);
   return work;
