@@ -93,7 +93,8 @@ using Work = std::map<std::string, OpWork>;
 Work summed(const std::vector<plan::TimedCall>& calls) {
   Work all;
   for (const plan::TimedCall& call : calls) {
-    OpWork& own = all[std::string(call.work.name.text())];
+    const std::string_view name = call.work.name.text();
+    OpWork& own = all[name.starts_with("matmul_") ? "matmul" : std::string(name)];
     ++own.calls;
     own.seconds += call.seconds;
     own.operations += call.work.flops();
@@ -104,10 +105,7 @@ Work summed(const std::vector<plan::TimedCall>& calls) {
 
 /// The part of a step that an operation belongs to.
 const char* group_of(const std::string& name) {
-  static const std::map<std::string, const char*> groups = {{"matmul_nn", "products"},
-                                                            {"matmul_nt", "products"},
-                                                            {"matmul_tn", "products"},
-                                                            {"matmul_tt", "products"},
+  static const std::map<std::string, const char*> groups = {{"matmul", "products"},
                                                             {"attention", "attention"},
                                                             {"attention_backward", "attention"},
                                                             {"rotary", "attention"},

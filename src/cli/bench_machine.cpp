@@ -181,10 +181,16 @@ std::vector<plan::TimedStep> time_trials(const bench::Place& place, const std::v
   }
   std::vector<plan::TimedStep> fastest;
   for (std::vector<plan::TimedStep>& of_trial : steps) {
-    std::sort(of_trial.begin(), of_trial.end(),
-              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
-    of_trial.resize((of_trial.size() + 3) / 4);
-    std::move(of_trial.begin(), of_trial.end(), std::back_inserter(fastest));
+    // Ranks may have made different numbers of steps where these take seconds.
+    const auto count = static_cast<std::size_t>(
+        -place.world.all_reduce(-static_cast<std::int64_t>(of_trial.size()), comm::Reduction::max));
+    std::vector<std::pair<double, std::size_t>> slowest;  // of all ranks, and which step
+    for (std::size_t i = 0; i < count; ++i) {
+      slowest.emplace_back(place.world.all_reduce(of_trial[i].seconds, comm::Reduction::max), i);
+    }
+    std::sort(slowest.begin(), slowest.end());
+    slowest.resize((count + 3) / 4);
+    for (const auto& [seconds, i] : slowest) fastest.push_back(std::move(of_trial[i]));
   }
   return fastest;
 }

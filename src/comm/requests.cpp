@@ -35,18 +35,14 @@ void Requests::send(const std::byte* data, std::size_t bytes, int peer, int tag)
   std::size_t done = 0;
   do {
     const std::size_t part = std::min(piece, bytes - done);
-    send_whole(data + done, part, peer, tag);
+    requests_.push_back(MPI_REQUEST_NULL);
+    lengths_.push_back(-1);
+    mpi_check(MPI_Isend(known(data + done), static_cast<int>(part), MPI_BYTE, peer,
+                        wire_.first_tag + tag, wire_.comm, &requests_.back()),
+              "MPI_Isend");
+    if (wire_.sent != nullptr) *wire_.sent += static_cast<std::int64_t>(part);
     done += part;
   } while (done < bytes);
-}
-
-void Requests::send_whole(const std::byte* data, std::size_t bytes, int peer, int tag) {
-  requests_.push_back(MPI_REQUEST_NULL);
-  lengths_.push_back(-1);
-  mpi_check(MPI_Isend(known(data), static_cast<int>(bytes), MPI_BYTE, peer, wire_.first_tag + tag,
-                      wire_.comm, &requests_.back()),
-            "MPI_Isend");
-  if (wire_.sent != nullptr) *wire_.sent += static_cast<std::int64_t>(bytes);
 }
 
 void Requests::receive(std::byte* data, std::size_t bytes, int peer, int tag) {
@@ -69,13 +65,15 @@ void Requests::receive(MPI_Message& message, std::byte* data, int bytes) {
   mpi_check(MPI_Imrecv(data, bytes, MPI_BYTE, &message, &requests_.back()), "MPI_Imrecv");
 }
 
-std::size_t Requests::piece_of(std::size_t bytes) {
-  // No power of two, so that few sizes are multiples of it: of two that differ, the last pieces
-  // differ too, which the receiver sees.
-  constexpr std::size_t smallest = largest_piece - 64, largest = std::size_t{1} << 30;
-  constexpr std::size_t most_pieces = 128;
-  return bytes <= largest_piece ? largest_piece
-                                : std::clamp(bytes / most_pieces / 64 * 64, smallest, largest);
+std::size_t Requests::piece_of(std::size_t bytes) const {
+  constexpr std::size_t largest = std::size_t{1} << 30, most_pieces = 128;
+  if (wire_.whole) return largest;
+  if (bytes <= largest_piece) return largest_piece;
+  // The last piece is shorter than the others, so that of two sizes some piece differs, which the
+  // receiver sees; but for a size of one piece, and a greater one that begins with as much.
+  const std::size_t even = (bytes / most_pieces / 64 + 1) * 64;
+  const std::size_t piece = std::clamp(even, largest_piece - 64, largest);
+  return bytes % piece == 0 ? piece - 64 : piece;
 }
 
 bool Requests::test() {

@@ -21,6 +21,9 @@ struct Wire {
   int first_tag = 0;
   std::int64_t* sent = nullptr;
   const MessageAddress* address = nullptr;  // of what is sent and received; null: as it is
+  /// Messages up to 1 GiB have one piece: for who probes them, or sends before they are expected,
+  /// since pieces that arrive early take memory of the MPI library.
+  bool whole = false;
 };
 
 /// Messages of one operation, in bytes (MPI has no bf16), cut into pieces that Open MPI's TCP sends
@@ -38,8 +41,6 @@ class Requests {
 
   /// `tag` counts from the wire's first.
   void send(const std::byte* data, std::size_t bytes, int peer, int tag);
-  /// Of less than 2 GiB, in one piece: for who probes it.
-  void send_whole(const std::byte* data, std::size_t bytes, int peer, int tag);
   void receive(std::byte* data, std::size_t bytes, int peer, int tag);
   /// A message that was probed.
   void receive(MPI_Message& message, std::byte* data, int bytes);
@@ -47,7 +48,7 @@ class Requests {
   bool test();
 
  private:
-  static std::size_t piece_of(std::size_t bytes);
+  std::size_t piece_of(std::size_t bytes) const;
   void* known(const std::byte* memory) const;  // as MPI knows it
   static void check_length(const MPI_Status& status, int expected);
 

@@ -15,6 +15,7 @@ constexpr int messages_at_once = 64;  // looked for in one poll, so that transfe
 Mail::Mail(MPI_Comm parent, std::function<void(int peer, const Bytes& message)> received,
            std::function<void(int peer, const std::string& why)> broken)
     : received_(std::move(received)), broken_callback_(std::move(broken)) {
+  wire_.whole = true;
   mpi_check(MPI_Comm_dup(parent, &wire_.comm), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(comm(), MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_rank(comm(), &rank_), "MPI_Comm_rank");
@@ -57,8 +58,7 @@ void Mail::send(int peer, Bytes message, Done done) {
   TRIREME_ASSERT(message.size() <= std::size_t{1} << 30, "rpc: a message of {} bytes",
                  message.size());
   start({peer, Requests(wire_), std::move(message), std::move(done)}, [](Transfer& transfer) {
-    transfer.requests.send_whole(transfer.own.data(), transfer.own.size(), transfer.peer,
-                                 message_tag);
+    transfer.requests.send(transfer.own.data(), transfer.own.size(), transfer.peer, message_tag);
   });
 }
 

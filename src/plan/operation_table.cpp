@@ -49,15 +49,19 @@ bool alike(const Work& a, const Work& b) {
          a.causal == b.causal;
 }
 
-/// Square of the distance, in doublings.
-double squared_distance(const Work& a, const Work& b) {
-  double sum = 0;
+/// Of a work's extents and bytes, in doublings.
+OperationTable::Place place_of(const Work& work) {
+  OperationTable::Place place{};
+  std::size_t axis = 0;
   for (const auto extent : {&Work::m, &Work::n, &Work::k, &Work::count, &Work::bytes}) {
-    const auto of = [&](const Work& work) {
-      return std::log2(static_cast<double>(std::max<std::int64_t>(work.*extent, 1)));
-    };
-    sum += (of(a) - of(b)) * (of(a) - of(b));
+    place[axis++] = std::log2(static_cast<double>(std::max<std::int64_t>(work.*extent, 1)));
   }
+  return place;
+}
+
+double squared_distance(const OperationTable::Place& a, const OperationTable::Place& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
   return sum;
 }
 
@@ -88,9 +92,13 @@ OperationTime parse_line(const std::string& line, const std::string& where) {
   }
   OperationTime time;
   Work& work = time.work;
-  if (cells[0].empty() || cells[0].size() > OperationName::most) {
-    refuse("operation", cells[0],
-           fmt::format("must be a name of at most {} bytes", OperationName::most));
+  const bool is_name = std::all_of(cells[0].begin(), cells[0].end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  });
+  if (cells[0].empty() || cells[0].size() > OperationName::most || !is_name) {
+    refuse(
+        "operation", cells[0],
+        fmt::format("must be a name of at most {} of a to z, digits and _", OperationName::most));
   }
   work.name = cells[0];
   const auto* kind = std::find_if(std::begin(kind_names), std::end(kind_names),
@@ -131,6 +139,7 @@ OperationTable::OperationTable(std::vector<OperationTime> times) : times_(std::m
   std::sort(times_.begin(), times_.end(), [](const OperationTime& a, const OperationTime& b) {
     return a.work.key() < b.work.key();
   });
+  for (const OperationTime& each : times_) places_.push_back(place_of(each.work));
 }
 
 void OperationTable::add(double seconds) {
@@ -139,15 +148,21 @@ void OperationTable::add(double seconds) {
 
 double OperationTable::seconds(const Work& work, const Formula& formula,
                                const Work* without) const {
+  const auto exact = std::lower_bound(
+      times_.begin(), times_.end(), work.key(),
+      [](const OperationTime& each, const auto& key) { return each.work.key() < key; });
+  const bool counts = without == nullptr || !(work == *without);
+  if (counts && exact != times_.end() && exact->work == work) return exact->seconds;
+  const auto first = std::partition_point(
+      times_.begin(), exact, [&](const OperationTime& each) { return each.work.name < work.name; });
+  const Place place = place_of(work);
   double weights = 0, sum = 0;
-  const auto first =
-      std::partition_point(times_.begin(), times_.end(),
-                           [&](const OperationTime& each) { return each.work.name < work.name; });
   for (auto at = first; at != times_.end() && at->work.name == work.name; ++at) {
     const OperationTime& each = *at;
     if (!alike(work, each.work) || (without != nullptr && each.work == *without)) continue;
-    const double distance = squared_distance(work, each.work);
-    if (distance == 0) return each.seconds;
+    constexpr double least = 1e-6;  // extents of 0 and 1 have one logarithm
+    const double distance = std::max(
+        least, squared_distance(place, places_[static_cast<std::size_t>(at - times_.begin())]));
     const double by_formula = formula(each.work);
     if (by_formula <= 0) continue;  // no ratio
     weights += 1 / distance;

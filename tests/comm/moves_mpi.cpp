@@ -147,10 +147,12 @@ TEST(Moves, MismatchedLengthsAreErrors) {
   // Own communicators: their pending messages affect no other test.
   for (const auto& [sent, expected] :
        {std::pair{8, 16}, std::pair{16, 8}, std::pair{2 * mebi, 3 * mebi},
-        std::pair{3 * mebi, 2 * mebi}}) {
+        std::pair{3 * mebi, 2 * mebi}, std::pair{128 * mebi, 128 * mebi + 4096},
+        std::pair{128 * mebi + 4096, 128 * mebi}, std::pair{2 * (mebi - 64), 3 * (mebi - 64)},
+        std::pair{3 * (mebi - 64), 2 * (mebi - 64)}}) {
     const auto world = make_mpi_communicator(MPI_COMM_WORLD, groups.ledger);
     if (world->size() == 1 || world->rank() > 1) continue;
-    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(3 * mebi));
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::max(sent, expected)));
     device::Stream stream;
     const bool sends = world->rank() == 0;
     const Tensor data(bytes.data(), {sends ? sent : expected});

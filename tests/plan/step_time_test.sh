@@ -122,7 +122,7 @@ own 2 "$machines/cpu-xeon-avx512.toml" 6.4 14.4
 # Times of operations make constants of operations useless: these are not fitted beside them.
 if "$TRIREME" plan --config "$SOURCE/bench/own-steps/common.toml" --machine "$machines/cpu-xeon-avx512.toml" --measured "$out/own.csv" \
   --fit products.efficiency --output "$out/none.toml" >"$out/text" 2>&1; then fail "a fit beside measured operations"; fi
-grep -q '^trireme: error: --fit = products.efficiency: changes nothing beside operations.measured; ' "$out/text" || fail "its error"
+grep -q '^trireme: error: --fit = products.efficiency: changes no operation of operations.measured; ' "$out/text" || fail "its error"
 # A fit brings constants that are wrong back.
 sed 's/^launch_us = .*/launch_us = 300.0/' "$machines/a100-megatron-deepspeed.toml" > "$out/wrong.toml"
 head -40 "$SOURCE/bench/published-steps/one-node.csv" > "$out/some.csv"

@@ -1,6 +1,7 @@
 // Times of operations that were measured one by one, and what they say of others.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ using Formula = std::function<double(const Work&)>;
 
 class OperationTable {
  public:
+  using Place = std::array<double, 5>;  // logarithms of m, n, k, count and bytes
   OperationTable() = default;
   explicit OperationTable(std::vector<OperationTime> times);
   const std::vector<OperationTime>& times() const { return times_; }
@@ -39,6 +41,7 @@ class OperationTable {
 
  private:
   std::vector<OperationTime> times_;  // by key
+  std::vector<Place> places_;         // of each
 };
 
 }  // namespace trireme::plan
