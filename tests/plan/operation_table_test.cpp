@@ -40,7 +40,10 @@ TEST(OperationTable, CorrectsTheFormulaByWhatIsNear) {
   const auto ratio = [&](const Work& work) {
     return table.seconds(work, table_formula) / table_formula(work);
   };
-  EXPECT_NEAR(ratio(between), std::sqrt(2), 0.1);
+  // Three doublings of rows from both, and of bytes log2(2.4) and log2(17/3).
+  const double to_few = 9 + std::pow(std::log2(2.4), 2),
+               to_many = 9 + std::pow(std::log2(17 / 3.0), 2);
+  EXPECT_NEAR(ratio(between), std::exp2(to_many / (to_few + to_many)), 1e-9);
   EXPECT_GT(ratio(near), 1.8);
   EXPECT_LT(ratio(product_work(4096, 256, 256)), 1.1);
   // Without one of the two, the other alone.
