@@ -82,6 +82,8 @@ start_munge() {
     --log-file="$state/munge/log" --seed-file="$state/munge/seed"
 }
 
+# Congestion control is Reno, which every kernel has: nodes would inherit the host's, and exchanges take longer with BBR
+# (docs/scaling-studies.md).
 add_network() {
   local i
   ip link add "${prefix}bridge" type bridge
@@ -94,6 +96,7 @@ add_network() {
     ip -n "$(space "$i")" addr add "$network.$((100 + i))/24" dev eth0
     ip -n "$(space "$i")" link set eth0 up
     ip -n "$(space "$i")" link set lo up
+    ip netns exec "$(space "$i")" sh -c 'echo reno >/proc/sys/net/ipv4/tcp_congestion_control'
   done
 }
 
@@ -163,12 +166,13 @@ down() {
   rm -rf "$state"
 }
 
-# A node's own card does not drop what the node sends, so neither does the limit. The bucket has what passes in 2 ms.
+# A node's own card does not drop what the node sends, so neither does the limit. The bucket is small: after a pause its
+# bytes pass at once, as they would not on a real link.
 rate() {
-  local i burst=256k
+  local i burst=80k  # more than the largest packet, which else is cut on the cores that compute
   case $1 in
-    100mbit) burst=32k ;;
-    10mbit) burst=8k ;;
+    100mbit) burst=8k ;;
+    10mbit) burst=2k ;;
   esac
   for i in $(each_node); do
     tc -n "$(space "$i")" qdisc del dev eth0 root 2>/dev/null || true
