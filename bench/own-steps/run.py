@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs layouts and compares their steps with what a machine file predicts.
 
-run.py --machine FILE --data FOLDER [--cases cases.csv] [--launch "mpirun -n {ranks}"] [--output steps.csv] TRIREME [FLAGS...]
+run.py --machine FILE --data FOLDER [--cases steps.csv] [--launch "mpirun -n {ranks}"] [--output steps.csv] TRIREME [FLAGS...]
 
-Each row of the cases has `ranks` and configuration keys. It becomes --passes runs of --steps steps with train.predict =
-FILE, where {ranks} stands for the row's, one in each pass over all rows. The measured step is the median of the fastest
-quarter of all, since other programs on the machine seldom disturb all passes. Prints each with its parts in the fastest
-pass: what ranks compute, and what they wait for. `--output` gets the rows with `step_s`, for `plan --measured`."""
+Each row of the cases has `ranks` and configuration keys; its `step_s` is replaced. It becomes --passes runs of --steps
+steps with train.predict = FILE, where {ranks} stands for the row's, one in each pass over all rows. The measured step
+is the median of the fastest quarter of all, since other programs on the machine seldom disturb all passes. Prints each
+with its parts in the fastest pass: what ranks compute, and what they wait for. `--output` gets the rows with `step_s`,
+for `plan --measured`."""
 
 import argparse
 import csv
@@ -21,7 +22,7 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("--machine", required=True)
 parser.add_argument("--data", required=True, help="made by trireme prepare with a vocabulary of bytes")
-parser.add_argument("--cases", default=Path(__file__).parent / "cases.csv")
+parser.add_argument("--cases", default=Path(__file__).parent / "steps.csv")
 parser.add_argument("--launch", default="mpirun -n {ranks} --bind-to core")
 parser.add_argument("--folder", help="of the runs, on a file system that all nodes see; default: a temporary one")
 parser.add_argument("--steps", type=int, default=11)
@@ -59,7 +60,7 @@ def name_of(case):
 
 
 with open(options.cases, encoding="utf-8", newline="") as file:
-    cases = list(csv.DictReader(file))
+    cases = [{key: value for key, value in row.items() if key != "step_s"} for row in csv.DictReader(file)]
 steps, seconds = [None] * len(cases), [[] for _ in cases]
 for number in range(options.passes):
     for i, case in enumerate(cases):

@@ -79,7 +79,8 @@ void bench_step(const bench::Place& place, const ResolvedConfig& resolved, const
       throw ConfigError("--machine", file, "has device.type = gpu, and bench step waits as CPUs do",
                         "use a file with device.type = cpu");
     }
-    machine.links.slowdown = 1;  // ranks that wait are not slowed by messages
+    // Ranks that wait are not slowed by messages.
+    machine.node.slowdown = machine.network.slowdown = 1;
     train::validate_layout(config, facts);
     train::check_method(config, facts);
   });

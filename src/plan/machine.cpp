@@ -77,6 +77,7 @@ void Machine::Memory::declare(config::Fields& fields) {
 void Machine::Link::declare(config::Fields& fields) {
   fields.add("latency_us", latency_us, "of a message", non_negative());
   fields.add("gb_per_s", gb_per_s, "in each direction; 0: not known", non_negative());
+  fields.add("slowdown", slowdown, "of computation while messages pass", at_least(1));
 }
 
 void Machine::Links::declare(config::Fields& fields) {
@@ -87,7 +88,6 @@ void Machine::Links::declare(config::Fields& fields) {
   fields.add("launch_us", launch_us, "the host's time to start an operation of a group",
              non_negative());
   fields.add("message_us", message_us, "the same of a message between stages", non_negative());
-  fields.add("slowdown", slowdown, "of computation while a group communicates", at_least(1));
   fields.add("synchronous", synchronous,
              "the host waits for the device before and after a stage's message");
   fields.add("overlap", overlap, "gradients are reduced while backward continues");

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "trireme/comm/progress.hpp"
 #include "trireme/core/random.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/plan/peak.hpp"
@@ -209,7 +210,7 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
 
 double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
                         device::Device& device) {
-  constexpr int rounds = 5;
+  constexpr double most = 20;  // hardly anything is computed meanwhile
   comm::Communicator& group = grid.group(kind);
   device::MemoryLedger ledger(device);
   device::Stream stream(device);
@@ -220,26 +221,52 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t byt
   const Tensor all = memory.view(DType::f32, {3 * n, n});
   fill_with_noise(ops, device, ledger, all);
   const Tensor data = message.view(DType::f32, {bytes / static_cast<std::int64_t>(sizeof(float))});
-  const auto compute = [&] {
+  const auto seconds_of = [&](const auto& work) {
+    grid.world().barrier();
     const auto begin = Clock::now();
-    for (int i = 0; i < 4; ++i) {
-      ops.matmul(all.slice(0, 0, n), all.slice(0, n, 2 * n), all.slice(0, 2 * n, 3 * n), {});
-    }
+    work();
     device::wait_for(device);
     return seconds_since(begin);
   };
-  std::vector<double> ratios;
-  for (int round = 0; round < rounds; ++round) {
-    grid.world().barrier();
-    const double alone = compute();
-    grid.world().barrier();
-    const device::Event event = group.all_reduce(data, comm::Reduction::sum, stream);
-    const double beside = compute();
-    event.wait();
+  const auto compute = [&](int products) {
+    for (int i = 0; i < products; ++i) {
+      ops.matmul(all.slice(0, 0, n), all.slice(0, n, 2 * n), all.slice(0, 2 * n, 3 * n), {});
+    }
     device::wait_for(device);
-    if (round > 0) ratios.push_back(beside / alone);
+  };
+  comm::Progress progress({&stream});  // as in a run
+  const auto reduce = [&] {
+    device::Event event = group.all_reduce(data, comm::Reduction::sum, stream);
+    progress.wake();
+    return event;
+  };
+  double product = 0, alone = 0;
+  for (int round = 0; round < 2; ++round) {
+    product = seconds_of([&] { compute(4); }) / 4;
+    alone = seconds_of([&] { reduce().wait(); });
   }
-  return std::max(1.0, report::quantile(gathered(grid.world(), ratios), 0.5));
+  const auto greatest = [&](double own) {
+    return std::ranges::max(gathered(grid.world(), std::vector<double>{own}));
+  };
+  // The products end after the all-reduce, which may take twice as long beside them.
+  const int products = 1 + static_cast<int>(greatest(3 * alone / product));
+  const int rounds = std::clamp(static_cast<int>(0.2 / greatest(alone)), 3, 7);
+  std::vector<double> shares;
+  for (int round = 0; round < rounds; ++round) {
+    const double message_seconds = seconds_of([&] { reduce().wait(); });
+    const double apart = seconds_of([&] { compute(products); });
+    double beside = 0;
+    seconds_of([&] {
+      const auto begin = Clock::now();
+      const device::Event event = reduce();
+      compute(products);
+      beside = seconds_since(begin);
+      event.wait();
+    });
+    shares.push_back((beside - apart) / message_seconds);
+  }
+  const double share = report::quantile(gathered(grid.world(), shares), 0.5);
+  return 1 / (1 - std::clamp(share, 0.0, 1 - 1 / most));
 }
 
 double measure_launch(ops::Ops& ops, device::Device& device) {

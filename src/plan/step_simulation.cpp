@@ -2,6 +2,7 @@
 #include "trireme/plan/step_simulation.hpp"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <optional>
 #include <queue>
@@ -22,6 +23,7 @@ struct Operation {
   const StreamOperation* what = nullptr;
   struct Peers* peers = nullptr;  // of a group
   double seconds = 0;             // of a collective, or in memory
+  bool between_nodes = false;     // likewise
   std::size_t part = 0;           // that waiting for it belongs to
   std::vector<std::size_t> transfers;
   std::size_t left = 0;  // transfers under way
@@ -34,6 +36,7 @@ struct Operation {
 struct Transfer {
   std::size_t sides = 0, arrived = 0;
   double seconds = 0;
+  bool between_nodes = false;
   OperationKind kind = OperationKind::exchange;                // as the first side has it
   std::int64_t bytes = 0;                                      // likewise
   std::vector<std::pair<std::size_t, Operation*>> operations;  // by side: class, and its operation
@@ -101,7 +104,7 @@ struct Rank {
   std::vector<std::size_t> kinds;  // likewise: the part that it belongs to
   Operation* waits_for = nullptr;
   double waits_since = 0;
-  int under_way = 0;  // operations of groups
+  std::array<int, 2> under_way = {};  // transfers, in a node and between nodes
   std::uint64_t version = 0;
   bool ended = false;
   std::vector<double> parts;
@@ -225,8 +228,9 @@ class Simulation {
       operation.part = part_of(to_string(what.channel));
       operation.peers = &peers_of(rank, what);
       if (is_collective(what)) {
-        operation.seconds =
-            machine_.seconds(what.planned, placement(what.channel.kind, operation.peers->members));
+        const Placement placed = placement(what.channel.kind, operation.peers->members);
+        operation.seconds = machine_.seconds(what.planned, placed);
+        operation.between_nodes = placed.nodes > 1;
       }
     }
     return result;
@@ -316,6 +320,7 @@ class Simulation {
     free_transfers_.pop_back();
     transfers_[t].arrived = 0;
     transfers_[t].seconds = operation.seconds;
+    transfers_[t].between_nodes = operation.between_nodes;
     transfers_[t].operations.front() = {r, &operation};
     return t;
   }
@@ -361,6 +366,7 @@ class Simulation {
       transfer.kind = planned.kind;
       transfer.bytes = planned.bytes;
       transfer.seconds = operation.seconds;
+      transfer.between_nodes = operation.between_nodes;
     } else if (transfer.kind != planned.kind || transfer.bytes != planned.bytes) {
       throw Error("plan: {}: rank {} has {} of {} bytes, others {} of {}", *transfer.sequence,
                   ranks_[r].times.rank, comm::name_of(planned.kind), planned.bytes,
@@ -392,6 +398,7 @@ class Simulation {
     Transfer& transfer = transfers_[t];
     if (transfer.operations.empty()) {
       transfer.seconds = machine_.message_seconds(message.bytes, cursor.same_node, cursor.sharing);
+      transfer.between_nodes = !cursor.same_node;
       transfer.bytes = message.bytes;
     } else if (transfer.bytes != message.bytes) {
       throw Error("plan: {}: {} bytes on one side, {} on the other", *transfer.sequence,
@@ -419,17 +426,18 @@ class Simulation {
   // Computation
 
   double speed(const Rank& rank) const {
-    return rank.under_way > 0 ? 1 / machine_.links.slowdown : 1;
+    return 1 / std::max(rank.under_way[0] > 0 ? machine_.node.slowdown : 1,
+                        rank.under_way[1] > 0 ? machine_.network.slowdown : 1);
   }
   void schedule(std::size_t r) {
     Rank& rank = ranks_[r];
     add_event(Event::Kind::computed, now_ + rank.left / speed(rank), r, ++rank.version);
   }
-  /// Before the number of operations under way changes by `change`.
-  void change_load(std::size_t r, int change) {
+  /// The number of transfers under way changes by `change`.
+  void change_load(std::size_t r, bool between_nodes, int change) {
     Rank& rank = ranks_[r];
     const double before = speed(rank);
-    rank.under_way += change;
+    rank.under_way[between_nodes ? 1 : 0] += change;
     if (!rank.computing || before == speed(rank)) return;
     rank.left = std::max(0.0, rank.left - (now_ - rank.since) * before);
     rank.since = now_;
@@ -553,7 +561,8 @@ class Simulation {
   bool pass(std::size_t r, SectionState& section) {
     Rank& rank = ranks_[r];
     if (!section.apart || observe_) return false;
-    if (machine_.links.slowdown > 1 ? rank.queued > 0 : uses_busy_stream(rank, section)) {
+    const bool slows = std::max(machine_.node.slowdown, machine_.network.slowdown) > 1;
+    if (slows ? rank.queued > 0 : uses_busy_stream(rank, section)) {
       return false;
     }
     if (!section.times) section.times = times_of(rank, section);
@@ -656,16 +665,17 @@ class Simulation {
     ++transfer.arrived;
     if (transfer.arrived < transfer.sides) return;
     for (const auto& [r, operation] : transfer.operations) {
-      change_load(r, 1);
+      change_load(r, transfer.between_nodes, 1);
       if (operation->since < 0) operation->since = now_;
     }
     add_event(Event::Kind::transferred, now_ + transfer.seconds, t);
   }
   void finish_transfer(std::size_t t) {
     const auto sides = transfers_[t].operations;
+    const bool between_nodes = transfers_[t].between_nodes;
     if (transfers_[t].sequence == nullptr) free_transfers_.push_back(t);
     for (const auto& [r, operation] : sides) {
-      change_load(r, -1);
+      change_load(r, between_nodes, -1);
       --operation->left;
     }
     for (const auto& [r, operation] : sides) {

@@ -180,11 +180,35 @@ TEST(StepSimulation, OverlapsCommunicationWithComputation) {
   EXPECT_DOUBLE_EQ(run(13, machine), 13);  // 3 of them exposed
   EXPECT_DOUBLE_EQ(run(4, machine, false), 14);
   // While 4 s of it are under way, 10 s of computation advance by 4/1.6 s.
-  machine.links.slowdown = 1.6;
+  machine.node.slowdown = 1.6;
   EXPECT_DOUBLE_EQ(run(4, machine), 4 + (10 - 4 / 1.6));
   EXPECT_DOUBLE_EQ(run(20, machine), 20);
   machine.links.overlap = false;
   EXPECT_DOUBLE_EQ(run(4, machine), 14);
+  // On two nodes messages take twice as long, and slow computation as the network does.
+  machine.links.overlap = true;
+  machine.ranks_per_node = 1;
+  EXPECT_DOUBLE_EQ(run(2, machine), 10);
+  machine.network.slowdown = 1.25;
+  EXPECT_DOUBLE_EQ(run(2, machine), 4 + (10 - 4 / 1.25));
+}
+
+TEST(StepSimulation, AMessageSlowsComputationByItsLink) {
+  Machine machine = plain_machine();
+  machine.node.slowdown = 1.25;
+  machine.network.slowdown = 1.6;
+  const auto run = [&] {
+    std::vector<Calls> ranks(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      Calls& calls = ranks[static_cast<std::size_t>(rank)];
+      const int message = calls.message(1 - rank, 2, rank == 0, comm::Direction::activations, 0);
+      calls.compute(10).wait(message);
+    }
+    return seconds_of(shape_of(1, 1, 2), ranks, machine);
+  };
+  EXPECT_DOUBLE_EQ(run(), 2 + (10 - 2 / 1.25));
+  machine.ranks_per_node = 1;
+  EXPECT_DOUBLE_EQ(run(), 4 + (10 - 4 / 1.6));
 }
 
 /// The calls of a pipeline stage as the engine makes them, with one virtual stage.
@@ -346,10 +370,11 @@ TEST(StepTimes, AreThoseOfStepsWithoutSections) {
         Layout{4, 1, 4, 0, false}, Layout{2, 2, 2, 3, true}}) {
     const comm::GridShape shape = shape_of(layout.tensor, layout.data, layout.pipeline);
     for (const double launch : {0.0, 3.0, 80.0}) {
-      for (const double slowdown : {1.0, 1.3}) {
+      for (const auto& [in_node, between] : {std::pair{1.0, 1.0}, {1.3, 1.0}, {1.0, 1.7}}) {
         Machine machine = number++ % 3 == 0 ? cpu_machine() : gpu_machine();
         machine.device.launch_us = launch;
-        machine.links.slowdown = slowdown;
+        machine.node.slowdown = in_node;
+        machine.network.slowdown = between;
         StageClasses stages = trace_stages(model, options_of(layout), shape, machine.on_host());
         const auto times = simulate(shape, stages.classes, stages.class_of, machine);
         for (RankClass& each : stages.classes) {
@@ -357,7 +382,8 @@ TEST(StepTimes, AreThoseOfStepsWithoutSections) {
           each.trace = unfolded(each.trace);
         }
         const auto one_by_one = simulate(shape, stages.classes, stages.class_of, machine);
-        const std::string what = fmt::format("{} {} {}", shape.to_string(), launch, slowdown);
+        const std::string what =
+            fmt::format("{} {} {} {}", shape.to_string(), launch, in_node, between);
         EXPECT_NEAR(times.seconds / one_by_one.seconds, 1, 1e-9) << what;
         for (std::size_t r = 0; r < times.ranks.size(); ++r) {
           EXPECT_NEAR(times.ranks[r].busy / one_by_one.ranks[r].busy, 1, 1e-9) << what;

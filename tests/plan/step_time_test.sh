@@ -112,15 +112,19 @@ awk '
   END { exit !(mean["one-node.csv"] < 5.7 && mean["39b.csv"] < 7.6 && largest["sequence-parallel.csv"] < 7 && largest["torchtitan.csv"] < 14 && best ~ /^tensor 4 × pipeline 4 × data 32; micro-batch 2 of/) }
 ' "$out/published" || fail "published steps"
 # Our own, on CPUs.
-own() {  # RANKS MACHINE MEAN LARGEST
-  awk -F, -v ranks="$1" 'NR == 1 || $1 == ranks' "$SOURCE/bench/own-steps/steps.csv" >"$out/own.csv"
-  plan --config "$SOURCE/bench/own-steps/common.toml" --machine "$2" --measured "$out/own.csv" || fail "own steps of $1 ranks"
-  awk -v mean="$3" -v largest="$4" '/mean error/ { exit !($5 < mean && $8 < largest) }' "$out/text" || fail "own steps of $1 ranks"
+own=$SOURCE/bench/own-steps
+own() {  # STEPS MACHINE MEAN LARGEST
+  plan --config "$own/common.toml" --machine "$2" --measured "$1" || fail "own steps: $1"
+  awk -v mean="$3" -v largest="$4" '/mean error/ { exit !($5 < mean && $8 < largest) }' "$out/text" || fail "own steps: $1"
 }
-own 1 "$SOURCE/bench/own-steps/one-rank.toml" 1.8 3.9
-own 2 "$machines/cpu-xeon-avx512.toml" 6.4 14.4
+for ranks in 1 2; do
+  awk -F, -v ranks=$ranks 'NR == 1 || $1 == ranks' "$own/steps.csv" >"$out/own-$ranks.csv"
+done
+own "$out/own-1.csv" "$own/one-rank.toml" 1.8 3.9
+own "$out/own-2.csv" "$machines/cpu-xeon-avx512.toml" 6.4 14.4
+for rate in 1gbit 100mbit 10mbit; do own "$own/network-$rate.csv" "$own/network-$rate.toml" 5 10; done
 # Times of operations make constants of operations useless: these are not fitted beside them.
-if "$TRIREME" plan --config "$SOURCE/bench/own-steps/common.toml" --machine "$machines/cpu-xeon-avx512.toml" --measured "$out/own.csv" \
+if "$TRIREME" plan --config "$own/common.toml" --machine "$machines/cpu-xeon-avx512.toml" --measured "$out/own-2.csv" \
   --fit products.efficiency --output "$out/none.toml" >"$out/text" 2>&1; then fail "a fit beside measured operations"; fi
 grep -q '^trireme: error: --fit = products.efficiency: changes no operation of operations.measured; ' "$out/text" || fail "its error"
 # A fit brings constants that are wrong back.

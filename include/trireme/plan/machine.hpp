@@ -73,6 +73,7 @@ struct Machine {
   /// Error where a layout needs it.
   struct Link {
     double latency_us = 0, gb_per_s = 0;
+    double slowdown = 1;  // of computation while messages pass
     void declare(config::Fields& fields);
   } node, network;
 
@@ -80,7 +81,6 @@ struct Machine {
     std::string collectives = "ring";
     double launch_us = 0;      // the host's time to start an operation of a group
     double message_us = 0;     // the same of a message between stages
-    double slowdown = 1;       // of computation while an operation of a group is under way
     bool synchronous = false;  // the host waits for the device before and after a stage's message
     bool overlap = true;       // gradients are reduced while backward continues; else after it
     void declare(config::Fields& fields);

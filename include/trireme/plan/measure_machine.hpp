@@ -58,8 +58,9 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
                                                    const Placement& placement,
                                                    device::Device& device, std::int64_t largest);
 
-/// How many times as long computation takes while an all-reduce of so many bytes is under way; at
-/// least 1. The same on every rank; collective over the grid.
+/// How many times as long computation takes while messages pass, 1 to 20: 1 / (1 - d/m), where an
+/// all-reduce of so many bytes takes m alone, and delays products that begin with it, and end after
+/// it, by d. The same on every rank; collective over the grid.
 double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
                         device::Device& device);
 

@@ -55,9 +55,10 @@ using SpanObserver = std::function<void(const Span&)>;
 /// of it by the cost of its launches, and waits only where the program does. A stream's operations
 /// are done one after another; each begins when all of its group have reached it, after the
 /// computation that came before it. Without overlap on CPUs it also begins no sooner than its rank
-/// waits. Computation is slower by links.slowdown while any is under way. Messages match in order.
-/// Throws Error where a rank waits for what never comes, or a group's ranks do not agree on what
-/// they do. With an observer sections are simulated call by call, which takes longer.
+/// waits. Computation is slower by a link's slowdown while messages pass over it, of both links by
+/// the greater one. Messages match in order. Throws Error where a rank waits for what never comes,
+/// or a group's ranks do not agree on what they do. With an observer sections are simulated call by
+/// call, which takes longer.
 StepTimes simulate(const comm::GridShape& shape, const std::vector<RankClass>& classes,
                    const ClassOf& class_of, const Machine& machine,
                    const SpanObserver& observe = {});

@@ -1,0 +1,53 @@
+// What messages cost computation on the same core.
+#include <algorithm>
+#include <array>
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include "trireme/comm/grid.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/ops/ops.hpp"
+#include "trireme/plan/measure_machine.hpp"
+
+namespace trireme::plan {
+namespace {
+
+/// Leaves this process one of its cores until the end: another than its neighbor's, if it has two.
+class OneCore {
+ public:
+  explicit OneCore(int rank) {
+    EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0);
+    int left = rank % CPU_COUNT(&before_);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &before_) && left-- == 0) CPU_SET(cpu, &one);
+    }
+    EXPECT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  }
+  OneCore(const OneCore&) = delete;
+  OneCore& operator=(const OneCore&) = delete;
+  ~OneCore() { ::sched_setaffinity(0, sizeof before_, &before_); }
+
+ private:
+  cpu_set_t before_;
+};
+
+TEST(MeasuredMachine, HasTheSlowdownOfCopiesOnTheCoreThatComputes) {
+  const comm::Session session(nullptr, nullptr);
+  if (session.size() != 2) GTEST_SKIP() << "for two ranks";
+  const OneCore core(session.rank());
+  device::MemoryLedger ledger;
+  comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
+  const auto ops = ops::make_cpu_ops(1, &ledger);
+  std::array<double, 3> slowdowns{};  // the middle one counts, beside other tests
+  for (double& each : slowdowns) {
+    each = measure_slowdown(grid, comm::GroupKind::world, 64 << 20, *ops, device::host_device());
+  }
+  std::ranges::sort(slowdowns);
+  EXPECT_GE(slowdowns[1], 1.15) << slowdowns[0] << " to " << slowdowns[2];
+}
+
+}  // namespace
+}  // namespace trireme::plan
