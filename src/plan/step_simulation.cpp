@@ -23,7 +23,7 @@ struct Operation {
   const StreamOperation* what = nullptr;
   struct Peers* peers = nullptr;  // of a group
   double seconds = 0;             // of a collective, or in memory
-  bool between_nodes = false;     // likewise
+  bool between_nodes = false;     // a collective's group has ranks of several nodes
   std::size_t part = 0;           // that waiting for it belongs to
   std::vector<std::size_t> transfers;
   std::size_t left = 0;  // transfers under way
