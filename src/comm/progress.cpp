@@ -7,7 +7,6 @@
 namespace trireme::comm {
 namespace {
 using std::chrono::microseconds;
-constexpr int yields = 20;  // fruitless rounds before the thread sleeps
 constexpr microseconds shortest{20};
 constexpr microseconds longest{1000};
 }  // namespace
@@ -34,31 +33,23 @@ void Progress::wake() {
 
 void Progress::run() {
   const auto idle = [](const device::Stream* stream) { return stream->idle(); };
-  int fruitless = 0;
   microseconds pause = shortest;
   for (device::Stream* stream : streams_) stream->device().enter_thread();
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    if (std::exchange(awake_, false)) {
-      fruitless = 0;
-      pause = shortest;
-    }
+    if (std::exchange(awake_, false)) pause = shortest;
     lock.unlock();
     bool moved = false;
     for (device::Stream* stream : streams_) moved = stream->poll() || moved;
     const bool sleep = std::all_of(streams_.begin(), streams_.end(), idle);
-    if (moved) {
-      fruitless = 0;
-      pause = shortest;
-    } else if (!sleep && ++fruitless <= yields) {
-      std::this_thread::yield();
-    }
+    if (moved) pause = shortest;
     lock.lock();
     const auto called = [this] { return stop_ || awake_; };
     if (sleep) {
       // What is enqueued without wake() afterwards waits for its waiter.
       condition_.wait(lock, called);
-    } else if (fruitless > yields) {
+    } else if (!moved) {
+      // A thread that yields instead waits for a time slice of computation on its core.
       condition_.wait_for(lock, pause, called);
       pause = std::min(2 * pause, longest);
     }

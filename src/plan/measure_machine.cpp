@@ -228,8 +228,8 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t byt
     device::wait_for(device);
     return seconds_since(begin);
   };
-  const auto compute = [&](int products) {
-    for (int i = 0; i < products; ++i) {
+  const auto compute = [&] {
+    for (int product = 0; product < 4; ++product) {
       ops.matmul(all.slice(0, 0, n), all.slice(0, n, 2 * n), all.slice(0, 2 * n, 3 * n), {});
     }
     device::wait_for(device);
@@ -240,28 +240,25 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t byt
     progress.wake();
     return event;
   };
-  double product = 0, alone = 0;
-  for (int round = 0; round < 2; ++round) {
-    product = seconds_of([&] { compute(4); }) / 4;
-    alone = seconds_of([&] { reduce().wait(); });
-  }
-  const auto greatest = [&](double own) {
-    return std::ranges::max(gathered(grid.world(), std::vector<double>{own}));
-  };
-  // The products end after the all-reduce, which may take twice as long beside them.
-  const int products = 1 + static_cast<int>(greatest(3 * alone / product));
-  const int rounds = std::clamp(static_cast<int>(0.2 / greatest(alone)), 3, 7);
+  const auto alone = [&] { return seconds_of([&] { reduce().wait(); }); };
+  alone();
+  const double first = std::ranges::max(gathered(grid.world(), std::vector<double>{alone()}));
+  const int rounds = std::clamp(static_cast<int>(0.2 / first), 3, 7);
   std::vector<double> shares;
   for (int round = 0; round < rounds; ++round) {
-    const double message_seconds = seconds_of([&] { reduce().wait(); });
-    const double apart = seconds_of([&] { compute(products); });
+    const double message_seconds = alone();
+    // All that the message delays: it may take several times as long beside products.
+    int computed = 0;
     double beside = 0;
     seconds_of([&] {
       const auto begin = Clock::now();
       const device::Event event = reduce();
-      compute(products);
+      for (; !event.done(); ++computed) compute();
       beside = seconds_since(begin);
-      event.wait();
+      event.wait();  // rethrows what went wrong
+    });
+    const double apart = seconds_of([&] {
+      for (int i = 0; i < computed; ++i) compute();
     });
     shares.push_back((beside - apart) / message_seconds);
   }

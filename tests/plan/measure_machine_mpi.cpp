@@ -46,7 +46,8 @@ TEST(MeasuredMachine, HasTheSlowdownOfCopiesOnTheCoreThatComputes) {
     each = measure_slowdown(grid, comm::GroupKind::world, 64 << 20, *ops, device::host_device());
   }
   std::ranges::sort(slowdowns);
-  EXPECT_GE(slowdowns[1], 1.15) << slowdowns[0] << " to " << slowdowns[2];
+  // The core copies for nearly as long as the message takes alone: d/m is at least 1/3.
+  EXPECT_GE(slowdowns[1], 1.5) << slowdowns[0] << " to " << slowdowns[2];
 }
 
 }  // namespace

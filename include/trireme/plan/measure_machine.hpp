@@ -59,8 +59,8 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
                                                    device::Device& device, std::int64_t largest);
 
 /// How many times as long computation takes while messages pass, 1 to 20: 1 / (1 - d/m), where an
-/// all-reduce of so many bytes takes m alone, and delays products that begin with it, and end after
-/// it, by d. The same on every rank; collective over the grid.
+/// all-reduce of so many bytes takes m alone, and delays products that are computed until it ends
+/// by d. The same on every rank; collective over the grid.
 double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
                         device::Device& device);
 
