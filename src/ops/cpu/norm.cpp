@@ -319,6 +319,9 @@ void CpuOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tenso
 
 namespace {
 
+/// Elements that pay for a thread: a core adds up some ten in a nanosecond.
+constexpr std::int64_t enough = 65536;
+
 /// Rows of one leaf of the tree of sums.
 constexpr std::int64_t row_tile = 64;
 
@@ -365,8 +368,7 @@ void sum_row_tiles(int threads, float* partial, std::int64_t rows, std::int64_t 
     }
     add_tiles(area, count, 1, 0, width);
   };
-  // Columns are summed ten elements a nanosecond: fewer do not pay for a parallel region.
-  const std::int64_t grain = std::max<std::int64_t>(1, 65536 / (row_tile * columns * group));
+  const std::int64_t grain = std::max<std::int64_t>(1, enough / (row_tile * columns * group));
   parallel_ranges(threads, groups, grain, 1, [&](std::int64_t begin, std::int64_t end) {
     // Later groups use the second group's memory, which stays in the cache: the second comes last.
     const auto own = [&](std::int64_t index) { return partial + index * group * width; };
@@ -430,7 +432,6 @@ void CpuOps::independent_row_sums(std::span<const RowSums> calls) {
     most = std::max(most, elements_of_partial(call));
     elements += call.dy.elements();
   }
-  constexpr std::int64_t enough = 16384;  // for a thread
   if (std::ssize(calls) < threads_ || threads_ == 1) {
     float* partial = scratch<float>(static_cast<std::size_t>(most));
     for (const RowSums& call : calls) sum_rows(call, threads_, partial);
