@@ -106,51 +106,6 @@ TEST(Independent, SumOfManyColumns) {
       true);
 }
 
-/// Products and a sum of products of all rows at once, and of one group of rows after the other.
-template <class T>
-void check_groups(std::int64_t rows, std::int64_t groups, std::int64_t n, std::int64_t k) {
-  ArrayOf<T> a = array_of<T>({groups * rows, k}, 1, 2), b = array_of<T>({n, k}, 2, 0);
-  const auto part = [&](const Tensor& x, std::int64_t group) {
-    return x.slice(0, group * rows, (group + 1) * rows);
-  };
-  for (const int threads : {1, 2, 8}) {
-    const auto ops = make_cpu_ops(threads, nullptr, true);
-    Array product({groups * rows, n}), sum = product, level = product;
-    Array single = product, single_sum = product, single_level = product;
-    const auto multiply = [&](const Tensor& c, const Tensor& total, const Tensor& other,
-                              const Tensor& left) {
-      const MatmulOptions options{.transpose_b = true, .group_rows = rows};
-      ops->matmul(c, left, b, options);
-      const Matmul products[] = {{{}, left, b, options}, {{}, left, b, options}};
-      const Tensor levels[] = {other};
-      ops->sum_of_matmuls(total, levels, products);
-    };
-    multiply(product, sum, level, a);
-    for (std::int64_t i = 0; i < groups; ++i) {
-      multiply(part(single, i), part(single_sum, i), part(single_level, i), part(a, i));
-    }
-    const std::string what =
-        fmt::format("{} groups of [{}, {}] from {} on {} threads", groups, rows, n, k, threads);
-    expect_same_bits(product, single, what);
-    expect_same_bits(sum, single_sum, what + ", summed");
-  }
-}
-
-// The sequences of a micro-batch in reproducible mode, whose number must not change the bits.
-TEST_P(IndependentTest, GroupsOfRowsHaveTheBitsOfProductsOfTheirOwn) {
-  for (const auto& [rows, n, k] : {std::array<std::int64_t, 3>{1, 300, 70},
-                                   {2, 9, 4096},
-                                   {7, 384, 192},
-                                   {130, 203, 97},
-                                   {256, 192, 48}}) {
-    check_groups<float>(rows, 3, n, k);
-    check_groups<Bf16>(rows, 3, n, k);
-  }
-  const auto ops = make_cpu_ops(1, nullptr, true);
-  Array a({4, 3}), b({3, 5}), c({4, 5});
-  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.group_rows = 3}));
-}
-
 TEST(Independent, SumsOfOtherFormsAreRefused) {
   const auto ops = make_cpu_ops(2, nullptr, true);
   Array a({4, 3}), b({3, 5}), sum({4, 5}), level({4, 5}), wrong({2, 5});

@@ -35,13 +35,10 @@ struct MatmulOptions {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  // c += instead of c =; c may be fp32 beside narrower factors
-  /// In reproducible mode, if a is not transposed: c has the bits of one product for each so many
-  /// rows of a; 0: of one for all.
-  std::int64_t group_rows = 0;
-  Tensor bias;         // [n], added to every row
-  Tensor before_gelu;  // [m, n] out, strided: product + bias, of which c is the gelu
-  Tensor gelu_input;   // [m, n], strided: c = product·gelu'(gelu_input)
-  Tensor row_sum;      // fp32 [m] += Σ_k op(a): the bias gradient beside a weight gradient
+  Tensor bias;              // [n], added to every row
+  Tensor before_gelu;       // [m, n] out, strided: product + bias, of which c is the gelu
+  Tensor gelu_input;        // [m, n], strided: c = product·gelu'(gelu_input)
+  Tensor row_sum;           // fp32 [m] += Σ_k op(a): the bias gradient beside a weight gradient
 };
 
 /// c = op(a)·op(b), as Ops::matmul takes them.
