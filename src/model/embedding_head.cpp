@@ -78,23 +78,27 @@ void Embedding::backward(const UnitContext& context, BackwardPart part, const Te
                          const Tensor& dy, const Tensor& /*x*/) const {
   const Tensor full = dropout_.backward(context, part, dy).wait();
   if (!has_weight(part)) return;
-  for (int i = 0; i < context.shares.tiles.count; ++i) {
-    context.ops.embedding_backward(context.gradients(token_, i), context.batch.inputs, full,
-                                   {tile(context, vocabulary_, i).begin, vocabulary_});
-  }
-  if (position_ < 0) return;
   const Tensor local = context.local(full), positions = local_positions(context);
-  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
-    context.ops.embedding_backward(context.gradients(position_, copy),
-                                   positions.slice(0, begin, end), local.slice(0, begin, end));
-  });
+  for (std::size_t leaf = 0; leaf < context.leaves.size(); ++leaf) {
+    const ParameterViews& gradients = *context.leaves[leaf].gradients;
+    for (int i = 0; i < context.shares.tiles.count; ++i) {
+      context.ops.embedding_backward(
+          gradients(token_, i), context.of_leaf(context.batch.inputs, leaf),
+          context.of_leaf(full, leaf), {tile(context, vocabulary_, i).begin, vocabulary_});
+    }
+    if (position_ < 0) continue;
+    for_each_row_tile(context, leaf, [&](int copy, std::int64_t begin, std::int64_t end) {
+      context.ops.embedding_backward(gradients(position_, copy), positions.slice(0, begin, end),
+                                     local.slice(0, begin, end));
+    });
+  }
 }
 
 struct Head::RowBlock {
   Tensor normed;                    // [rows, C]
   Summand dnormed;                  // [rows, C], absent when not training
   Tensor targets, weights, factor;  // [rows]
-  bool writes_gradients = false;    // see UnitContext
+  LeafSums sums;                    // of the leaf that has the block
 };
 
 std::int64_t Head::block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
@@ -119,7 +123,7 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
 
 void Head::plan(UnitPlan& plan) {
   const params::Tiles& tiles = plan.shares().tiles;
-  block_ = block_rows(plan.rows(), width_, vocabulary_, plan.shares().compute,
+  block_ = block_rows(plan.leaf_rows(), width_, vocabulary_, plan.shares().compute,
                       plan.shares().products_on_gpu);
   norm_.plan(plan, RecomputeCost::never);
   dnormed_ = plan.keep(RecomputeCost::never, plan.local_rows(), width_);
@@ -181,7 +185,7 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
     });
     reduce_over_tensor(context, sums, comm::Reduction::sum);
   }
-  ops.weighted_loss(context.loss, part(sums, 0), maximum, part(sums, 1), block.weights);
+  ops.weighted_loss(block.sums.loss, part(sums, 0), maximum, part(sums, 1), block.weights);
   if (!block.dnormed.value) return;
 
   products.clear();
@@ -190,10 +194,10 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
     const Tensor& own = logits[static_cast<std::size_t>(i)];
     ops.cross_entropy_gradient(own, maximum, part(sums, 0), block.targets, block.factor,
                                tile(context, vocabulary_, i).begin);
-    products.push_back({context.gradients(weight_, i),
+    products.push_back({(*block.sums.gradients)(weight_, i),
                         own,
                         block.normed,
-                        {.transpose_a = true, .accumulate = !block.writes_gradients}});
+                        {.transpose_a = true, .accumulate = !block.sums.writes_gradients}});
   }
   ops.independent_matmuls(products);
   products.clear();
@@ -226,16 +230,22 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
   // With sequence parallelism each rank gets rows of every block.
   const bool sums_blocks = train && !context.shares.sequence_parallel;
   std::vector<RowSum> sums;
-  for (std::int64_t begin = 0; begin < rows; begin += block_) {
-    const std::int64_t end = std::min(rows, begin + block_);
-    const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
-    run(context, {part(normed),
-                  {part(partial.value), partial.levels},
-                  part(batch.targets),
-                  part(batch.weights),
-                  part(factor),
-                  context.writes_gradients && begin == 0});
-    if (sums_blocks) sums.push_back(sum_rows(context, part(local), part(partial.value)));
+  std::int64_t begin = 0;
+  for (LeafSums leaf : context.leaves) {
+    const std::int64_t leaf_end = begin + context.leaf_rows();
+    while (begin < leaf_end) {
+      const std::int64_t end = std::min(leaf_end, begin + block_);
+      const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
+      run(context, {part(normed),
+                    {part(partial.value), partial.levels},
+                    part(batch.targets),
+                    part(batch.weights),
+                    part(factor),
+                    leaf});
+      if (sums_blocks) sums.push_back(sum_rows(context, part(local), part(partial.value)));
+      leaf.writes_gradients = false;
+      begin = end;
+    }
   }
   if (train && !sums_blocks) sums.push_back(sum_rows(context, local, partial.value));
   for (const RowSum& sum : sums) sum.finish(context);
@@ -253,7 +263,7 @@ void Head::logits(const UnitContext& context, const Tensor& logits, const Tensor
     const params::Range own = tile(context, vocabulary_, i);
     if (own.size() == 0) continue;
     context.ops.matmul(logits.slice(1, own.begin, own.end), normed, context.values(weight_, i),
-                       {.transpose_b = true});
+                       {.transpose_b = true, .group_rows = context.leaf_rows()});
   }
   reduce_over_tensor(context, logits, comm::Reduction::sum);
 }

@@ -48,8 +48,9 @@ void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor&
   const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
   // In reproducible mode a split backward has the same bits.
   if (part == BackwardPart::all && !context.shares.reproducible) {
-    const Tensor dbias = bias_ >= 0 ? context.gradients(bias_) : Tensor();
-    return context.ops.norm_backward(dx, context.gradients(weight_), dbias, dy, x, gain, mean, rstd,
+    const ParameterViews& gradients = *context.leaves.front().gradients;
+    const Tensor dbias = bias_ >= 0 ? gradients(bias_) : Tensor();
+    return context.ops.norm_backward(dx, gradients(weight_), dbias, dy, x, gain, mean, rstd,
                                      residual);
   }
   if (has_weight(part)) backward_weight(context, dy, x);
@@ -60,14 +61,18 @@ void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor&
 void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {
   const Tensor all_rstd = statistic(context, rstd_);
   const Tensor all_mean = centered_ ? statistic(context, mean_) : Tensor();
-  std::vector<ops::RowSums> sums;
-  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
-    const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
-    sums.push_back({context.gradients(weight_, copy),
-                    bias_ >= 0 ? context.gradients(bias_, copy) : Tensor(), part(dy), part(x),
-                    centered_ ? part(all_mean) : Tensor(), part(all_rstd)});
+  for_each_round(context, [&](std::span<const std::size_t> leaves) {
+    std::vector<ops::RowSums> sums;
+    for (const std::size_t leaf : leaves) {
+      const ParameterViews& gradients = *context.leaves[leaf].gradients;
+      for_each_row_tile(context, leaf, [&](int copy, std::int64_t begin, std::int64_t end) {
+        const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
+        sums.push_back({gradients(weight_, copy), bias_ >= 0 ? gradients(bias_, copy) : Tensor(),
+                        part(dy), part(x), centered_ ? part(all_mean) : Tensor(), part(all_rstd)});
+      });
+    }
+    context.ops.independent_row_sums(sums);
   });
-  context.ops.independent_row_sums(sums);
 }
 
 }  // namespace trireme::model

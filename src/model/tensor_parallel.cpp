@@ -187,7 +187,7 @@ void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor>
   for (std::size_t i = 0; i < y.size(); ++i) {
     if (y[i].elements() == 0) continue;
     const int tile = static_cast<int>(i);
-    ops::MatmulOptions options{.transpose_b = true};
+    ops::MatmulOptions options{.transpose_b = true, .group_rows = context.leaf_rows()};
     if (bias_ >= 0) options.bias = context.values(bias_, tile);
     if (!before_gelu.empty()) options.before_gelu = before_gelu[i];
     products.push_back({y[i], x, context.values(weight_, tile), options});
@@ -199,22 +199,31 @@ void ColumnParallel::backward_input(const UnitContext& context, const Summand& p
                                     std::span<const Tensor> dy) const {
   std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < dy.size(); ++i) {
-    products.push_back({{}, dy[i], context.values(weight_, static_cast<int>(i)), {}});
+    products.push_back({{},
+                        dy[i],
+                        context.values(weight_, static_cast<int>(i)),
+                        {.group_rows = context.leaf_rows()}});
   }
   context.ops.sum_of_matmuls(partial.value, partial.levels, products);
 }
 
 void ColumnParallel::backward_weight(const UnitContext& context, std::span<const Tensor> dy,
                                      const Tensor& x) const {
-  std::vector<ops::Matmul> products;
-  for (std::size_t i = 0; i < dy.size(); ++i) {
-    if (dy[i].elements() == 0) continue;
-    const int tile = static_cast<int>(i);
-    ops::MatmulOptions options{.transpose_a = true, .accumulate = !context.writes_gradients};
-    if (bias_ >= 0) options.row_sum = context.gradients(bias_, tile);
-    products.push_back({context.gradients(weight_, tile), dy[i], x, options});
-  }
-  context.ops.independent_matmuls(products);
+  for_each_round(context, [&](std::span<const std::size_t> leaves) {
+    std::vector<ops::Matmul> products;
+    for (const std::size_t leaf : leaves) {
+      const LeafSums& sums = context.leaves[leaf];
+      for (std::size_t i = 0; i < dy.size(); ++i) {
+        if (dy[i].elements() == 0) continue;
+        const int tile = static_cast<int>(i);
+        ops::MatmulOptions options{.transpose_a = true, .accumulate = !sums.writes_gradients};
+        if (bias_ >= 0) options.row_sum = (*sums.gradients)(bias_, tile);
+        products.push_back({(*sums.gradients)(weight_, tile), context.of_leaf(dy[i], leaf),
+                            context.of_leaf(x, leaf), options});
+      }
+    }
+    context.ops.independent_matmuls(products);
+  });
 }
 
 RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::string& name,
@@ -228,7 +237,7 @@ void RowParallel::forward(const UnitContext& context, const Summand& partial,
   std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < x.size(); ++i) {
     const int tile = static_cast<int>(i);
-    ops::MatmulOptions options{.transpose_b = true};
+    ops::MatmulOptions options{.transpose_b = true, .group_rows = context.leaf_rows()};
     // An empty tile's product is zero, and the bias where it carries one.
     if (bias_ >= 0 && context.shares.tiles.first + tile == 0) options.bias = context.values(bias_);
     products.push_back({{}, x[i], context.values(weight_, tile), options});
@@ -241,7 +250,7 @@ void RowParallel::backward_input(const UnitContext& context, std::span<const Ten
   std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < dx.size(); ++i) {
     if (dx[i].elements() == 0) continue;
-    ops::MatmulOptions options;
+    ops::MatmulOptions options{.group_rows = context.leaf_rows()};
     if (!gelu_inputs.empty()) options.gelu_input = gelu_inputs[i];
     products.push_back({dx[i], dy, context.values(weight_, static_cast<int>(i)), options});
   }
@@ -250,22 +259,27 @@ void RowParallel::backward_input(const UnitContext& context, std::span<const Ten
 
 void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
                                   std::span<const Tensor> x) const {
-  std::vector<ops::Matmul> products;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    if (x[i].elements() == 0) continue;
-    products.push_back({context.gradients(weight_, static_cast<int>(i)),
-                        dy,
-                        x[i],
-                        {.transpose_a = true, .accumulate = !context.writes_gradients}});
-  }
-  context.ops.independent_matmuls(products);
-  if (bias_ < 0) return;
   const Tensor local = context.local(dy);
-  std::vector<ops::RowSums> sums;
-  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
-    sums.push_back({.dgain = context.gradients(bias_, copy), .dy = local.slice(0, begin, end)});
+  for_each_round(context, [&](std::span<const std::size_t> leaves) {
+    std::vector<ops::Matmul> products;
+    std::vector<ops::RowSums> sums;
+    for (const std::size_t leaf : leaves) {
+      const auto& [gradients, writes, loss] = context.leaves[leaf];
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        if (x[i].elements() == 0) continue;
+        products.push_back({(*gradients)(weight_, static_cast<int>(i)),
+                            context.of_leaf(dy, leaf),
+                            context.of_leaf(x[i], leaf),
+                            {.transpose_a = true, .accumulate = !writes}});
+      }
+      if (bias_ < 0) continue;
+      for_each_row_tile(context, leaf, [&](int copy, std::int64_t begin, std::int64_t end) {
+        sums.push_back({.dgain = (*gradients)(bias_, copy), .dy = local.slice(0, begin, end)});
+      });
+    }
+    context.ops.independent_matmuls(products);
+    if (!sums.empty()) context.ops.independent_row_sums(sums);
   });
-  context.ops.independent_row_sums(sums);
 }
 
 }  // namespace trireme::model

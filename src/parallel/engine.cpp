@@ -392,6 +392,8 @@ std::vector<LossSum> Engine::evaluate(const HostMicrobatch& whole) {
 void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
                     const Tensor& logits) {
   TRIREME_ASSERT(!stage_.shares().sequence_parallel, "generation with sequence parallelism");
+  TRIREME_ASSERT(memory_.plan().leaves().count == 1, "generation with {} sequences at once",
+                 memory_.plan().leaves().count);
   batches_.use(tokens);
   run({.program = &stage_.forward_program(), .caches = &caches, .logits = logits});
   wait_for_messages();

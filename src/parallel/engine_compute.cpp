@@ -1,4 +1,4 @@
-// The engine's computation of one action: a unit's forward or backward, leaf by leaf.
+// The engine's computation of one action: a unit's forward or backward, call by call.
 #include "trireme/device/cuda.hpp"
 #include "trireme/parallel/engine.hpp"
 
@@ -8,7 +8,7 @@ using Kind = UnitAction::Kind;
 
 namespace {
 
-model::BackwardPart part_of(Kind kind) {
+model::BackwardPart backward_part(Kind kind) {
   switch (kind) {
     case Kind::backward:
       return model::BackwardPart::all;
@@ -31,30 +31,47 @@ model::BackwardPart part_of(Kind kind) {
 }  // namespace
 
 std::int64_t Engine::own_rows() const {
-  return stage_.shares().rows(batches_[0].tokens() / memory_.plan().leaves().count).size();
+  return stage_.shares().rows(batches_[0].tokens() / memory_.plan().leaves().calls()).size();
 }
 
 Tensor Engine::rows_of(const Tensor& activation) const {
-  return activation ? activation.slice(0, 0, memory_.plan().leaves().count * own_rows()) : Tensor();
+  return activation ? activation.slice(0, 0, memory_.plan().leaves().calls() * own_rows())
+                    : Tensor();
 }
 
-Tensor Engine::leaf_rows(const Tensor& activation, int leaf) const {
+Tensor Engine::call_rows(const Tensor& activation, int call) const {
   const std::int64_t own = own_rows();
-  return activation ? activation.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
+  return activation ? activation.slice(0, call * own, (call + 1) * own) : Tensor();
 }
 
 model::UnitContext Engine::context(const model::Microbatch& tokens, const UnitAction& action,
-                                   int leaf, int set) {
-  const bool last_unit = action.unit == stage_.last_unit();
+                                   int call) {
+  const bool train = walk_.mode == model::Mode::train;
+  const int at_once = memory_.plan().leaves().at_once;
+  TRIREME_ASSERT(tokens.tokens() % at_once == 0, "{} tokens in {} leaves", tokens.tokens(),
+                 at_once);
+  std::vector<model::LeafSums> leaves;
+  for (int leaf = call * at_once; leaf < (call + 1) * at_once; ++leaf) {
+    model::LeafSums sums{.writes_gradients = writes_gradients(action, leaf)};
+    if (train) {
+      sums.gradients = &state_.gradients(stage_.set_of(action.micro_batch, leaf),
+                                         action.unit == stage_.last_unit());
+    }
+    if (action.kind == Kind::forward) {
+      sums.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
+                      .slice(1, leaf, leaf + 1)
+                      .reshape({1});
+    }
+    leaves.push_back(sums);
+  }
   return {.ops = ops_,
           .batch = tokens,
           .shares = stage_.shares(),
           .tensor = tensor_,
           .values = state_.values(),
-          .gradients = state_.gradients(set, last_unit),
-          .memory = memory_.unit(action, leaf),
+          .leaves = std::move(leaves),
+          .memory = memory_.unit(action, call),
           .mode = walk_.mode,
-          .writes_gradients = writes_gradients(action, leaf),
           .seed = options_.seed,
           .gradient_factor = batches_.factor(),
           .frequencies = frequencies_};
@@ -81,12 +98,12 @@ void Engine::compute(const UnitAction& action) {
 }
 
 template <class Visit>
-void Engine::for_each_sequence(const UnitAction& action, const Visit& visit) {
-  const int leaves = memory_.plan().leaves().count, pairs = stage_.shares().context.count;
-  for (int first = 0; first < leaves; first += pairs) {
+void Engine::for_each_group(const UnitAction& action, const Visit& visit) {
+  const int all = memory_.plan().leaves().calls(), pairs = stage_.shares().context.count;
+  for (int first = 0; first < all; first += pairs) {
     std::vector<model::Microbatch> tokens;
-    for (int leaf = first; leaf < first + pairs; ++leaf) {
-      tokens.push_back(leaf_of(batches_[action.micro_batch], leaf, leaves));
+    for (int call = first; call < first + pairs; ++call) {
+      tokens.push_back(part_of(batches_[action.micro_batch], call, all));
     }
     visit(std::span<const model::Microbatch>(tokens), first);
   }
@@ -96,7 +113,7 @@ void Engine::forward(const UnitAction& action) {
   const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
   const auto unit = static_cast<std::size_t>(action.unit);
   const bool last = action.unit == stage_.last_unit();
-  const int leaves = memory_.plan().leaves().count;
+  const int all = memory_.plan().leaves().calls();
   Tensor x, y;
   if (action.unit > 0) x = memory_.input(action);
   if (!last) {
@@ -104,42 +121,36 @@ void Engine::forward(const UnitAction& action) {
                                 : memory_.next_input(action);
   }
   if (last && walk_.logits) {
-    for (int leaf = 0; leaf < leaves; ++leaf) {
-      compute_logits(action, leaf_of(batches_[action.micro_batch], leaf, leaves), leaf,
-                     leaf_rows(x, leaf));
+    for (int call = 0; call < all; ++call) {
+      compute_logits(action, part_of(batches_[action.micro_batch], call, all), call,
+                     call_rows(x, call));
     }
     return;
   }
-  for_each_sequence(action, [&](std::span<const model::Microbatch> pairs, int first) {
+  for_each_group(action, [&](std::span<const model::Microbatch> parts, int first) {
     std::vector<model::ForwardCall> calls;
-    for (const model::Microbatch& tokens : pairs) {
-      const int leaf = first + static_cast<int>(calls.size());
-      const int set =
-          walk_.mode == model::Mode::train ? stage_.set_of(action.micro_batch, leaf) : 0;
-      model::UnitContext call = context(tokens, action, leaf, set);
+    for (const model::Microbatch& tokens : parts) {
+      const int call = first + static_cast<int>(calls.size());
+      calls.push_back({context(tokens, action, call), call_rows(y, call), call_rows(x, call)});
       if (walk_.caches != nullptr && !(*walk_.caches)[unit].keys.empty()) {
-        call.cache = &(*walk_.caches)[unit];
+        calls.back().context.cache = &(*walk_.caches)[unit];
       }
-      call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
-                      .slice(1, leaf, leaf + 1)
-                      .reshape({1});
-      calls.push_back({call, leaf_rows(y, leaf), leaf_rows(x, leaf)});
     }
     stage_.model().units()[unit]->forward_pairs(calls);
   });
 }
 
-void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf,
+void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, int call,
                             Tensor x) {
   const std::int64_t rows = tokens.tokens();
   Tensor logits = walk_.logits;
   if (walk_.caches == nullptr) {
-    logits = logits.slice(0, leaf * rows, (leaf + 1) * rows);
+    logits = logits.slice(0, call * rows, (call + 1) * rows);
   } else {  // of the last token
     tokens.length = 1;
     x = x.slice(0, rows - 1, rows);
   }
-  stage_.model().head().logits(context(tokens, action, leaf, 0), logits, x);
+  stage_.model().head().logits(context(tokens, action, call), logits, x);
 }
 
 void Engine::backward(const UnitAction& action) {
@@ -153,16 +164,15 @@ void Engine::backward(const UnitAction& action) {
     dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
                                  : memory_.input_gradient(action);
   }
-  for_each_sequence(action, [&](std::span<const model::Microbatch> pairs, int first) {
+  for_each_group(action, [&](std::span<const model::Microbatch> parts, int first) {
     std::vector<model::BackwardCall> calls;
-    for (const model::Microbatch& tokens : pairs) {
-      const int leaf = first + static_cast<int>(calls.size());
-      const int set = stage_.set_of(action.micro_batch, leaf);
-      calls.push_back({context(tokens, action, leaf, set), leaf_rows(dx, leaf), leaf_rows(dy, leaf),
-                       leaf_rows(x, leaf)});
+    for (const model::Microbatch& tokens : parts) {
+      const int call = first + static_cast<int>(calls.size());
+      calls.push_back({context(tokens, action, call), call_rows(dx, call), call_rows(dy, call),
+                       call_rows(x, call)});
     }
     if (whole || action.kind == Kind::recompute) unit.recompute_pairs(calls);
-    if (action.kind != Kind::recompute) unit.backward_pairs(calls, part_of(action.kind));
+    if (action.kind != Kind::recompute) unit.backward_pairs(calls, backward_part(action.kind));
   });
 }
 

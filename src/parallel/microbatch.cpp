@@ -6,14 +6,14 @@
 
 namespace trireme::parallel {
 
-model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
-  TRIREME_ASSERT(batch.sequences % count == 0, "{} leaves of {} sequences", count, batch.sequences);
+model::Microbatch part_of(const model::Microbatch& batch, int number, int count) {
+  TRIREME_ASSERT(batch.sequences % count == 0, "{} parts of {} sequences", count, batch.sequences);
   const std::int64_t sequences = batch.sequences / count, rows = sequences * batch.length;
-  const std::int64_t first = leaf * sequences;
+  const std::int64_t first = number * sequences;
   const auto part = [&](const Tensor& t, std::int64_t begin, std::int64_t size) {
     return t ? t.slice(0, begin, begin + size) : Tensor();
   };
-  // Of the sequences that the leaf's pairs of chunks are cut from.
+  // Of the sequences that the part's pairs of chunks are cut from.
   const auto whole = [&](const Tensor& t) {
     if (!t) return Tensor();
     const std::int64_t pairs = batch.sequences / t.extent(0);
@@ -21,15 +21,15 @@ model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
   };
   return {.sequences = sequences,
           .length = batch.length,
-          .inputs = part(batch.inputs, leaf * rows, rows),
-          .targets = part(batch.targets, leaf * rows, rows),
-          .weights = part(batch.weights, leaf * rows, rows),
+          .inputs = part(batch.inputs, number * rows, rows),
+          .targets = part(batch.targets, number * rows, rows),
+          .weights = part(batch.weights, number * rows, rows),
           .positions = part(batch.positions, first, sequences),
           .documents = part(batch.documents, first, sequences),
           .key_positions = whole(batch.key_positions),
           .key_documents = whole(batch.key_documents),
           .samples = part(batch.samples, first, sequences),
-          .rows = part(batch.rows, leaf * rows, rows),
+          .rows = part(batch.rows, number * rows, rows),
           .plain = batch.plain};
 }
 
@@ -124,7 +124,7 @@ HostMicrobatch HostMicrobatch::cut(const model::ContextPart& part) const {
 }
 
 double HostMicrobatch::weight(int leaf, int count) const {
-  const Tensor weights = leaf_of(view_, leaf, count).weights;
+  const Tensor weights = part_of(view_, leaf, count).weights;
   if (contents_->all_counted) return static_cast<double>(weights.elements());
   return std::accumulate(weights.as<float>(), weights.as<float>() + weights.elements(), 0.0);
 }

@@ -282,9 +282,14 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options, const
   lower_programs(pipeline);
   const model::ContextPart& part = shares_.context;
   const std::int64_t length = model.config().sequence / part.pairs;
-  const Leaves leaves = options.reproducible
-                            ? Leaves{length, static_cast<int>(options.sequences) * part.count}
-                            : Leaves{length * options.sequences, 1};
+  Leaves leaves{length * options.sequences, 1};
+  if (options.reproducible) {
+    const auto sequences = static_cast<int>(options.sequences);
+    // All at once where their rows are neighbors; on GPUs not, since the bits of what libraries
+    // compute there may depend on the number of sequences.
+    const bool apart = part.cuts() || shares_.sequence_parallel || shares_.products_on_gpu;
+    leaves = {length, sequences * part.count, apart ? 1 : sequences};
+  }
   // Activations may alias one flat sum of gradients that is not read between two steps.
   const state::StateOptions state = state_options();
   const bool alias = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;

@@ -88,7 +88,7 @@ Aliases plan_aliases(const Program& program, const params::Layout& layout, int l
 }
 
 std::size_t StagePlan::activation_bytes() const {
-  return device::aligned(static_cast<std::size_t>(leaves_.count * own_rows_ * width_) *
+  return device::aligned(static_cast<std::size_t>(leaves_.calls() * own_rows_ * width_) *
                          size_of(type_));
 }
 
@@ -96,10 +96,10 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
                      const model::Shares& shares, const Leaves& leaves, const Program& program,
                      const params::Layout* gradients)
     : leaves_(leaves),
-      own_rows_(shares.rows(leaves.rows).size()),
+      own_rows_(shares.rows(leaves.call_rows()).size()),
       width_(model.config().width),
       type_(shares.compute) {
-  const auto count = static_cast<std::size_t>(leaves.count);
+  const auto calls = static_cast<std::size_t>(leaves.calls());
   const std::size_t activation = activation_bytes();
   std::size_t largest_rebuilt = 0, largest_delta = 0, largest_scratch = 0;
   // A chunk may do some micro-batches' backward whole and split that of others (schedule files).
@@ -110,13 +110,13 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
     Chunk chunk{.units = chunks[c]};
     chunk.pending_slots = program.pending_slots[c];
     for (std::int64_t unit = chunks[c].begin; unit < chunks[c].end; ++unit) {
-      model::UnitPlan plan(leaves.rows, shares, chunk.pending_slots > 0);
+      model::UnitPlan plan(leaves.call_rows(), shares, chunk.pending_slots > 0, leaves.at_once);
       model.units()[static_cast<std::size_t>(unit)]->plan(plan);
       UnitSizes sizes{plan.bytes(Area::stash), plan.bytes(Area::rebuilt), plan.bytes(Area::delta),
                       plan.bytes(Area::scratch)};
       // Between I and W a unit keeps its output's gradient, what it recomputed and its deltas.
       sizes.pending_offset = chunk.pending_bytes;
-      chunk.pending_bytes += activation + count * (sizes.rebuilt + sizes.delta);
+      chunk.pending_bytes += activation + calls * (sizes.rebuilt + sizes.delta);
       largest_rebuilt = std::max(largest_rebuilt, sizes.rebuilt);
       largest_delta = std::max(largest_delta, sizes.delta);
       largest_scratch = std::max(largest_scratch, sizes.scratch);
@@ -162,7 +162,7 @@ void StagePlan::place_stash(const Program& program, const params::Layout* gradie
         StashPart part{static_cast<int>(c), slot, static_cast<int>(unit),
                        unit > 0 ? activation_bytes() : 0};
         parts.push_back(part);
-        part.bytes = static_cast<std::size_t>(leaves_.count) * sizes.stash;
+        part.bytes = static_cast<std::size_t>(leaves_.calls()) * sizes.stash;
         parts.push_back(part);
       }
     }
@@ -194,7 +194,7 @@ StageMemory::StageMemory(const StagePlan& plan, const Tensor& gradients,
       work_(ledger, device::Use::workspace, plan.work_bytes()) {}
 
 Tensor StageMemory::activation(device::Arena& arena, std::size_t offset) {
-  return arena.view(plan_.type_, {plan_.leaves_.count * plan_.own_rows_, plan_.width_}, offset);
+  return arena.view(plan_.type_, {plan_.leaves_.calls() * plan_.own_rows_, plan_.width_}, offset);
 }
 
 const StagePlan::Chunk& StageMemory::chunk(const UnitAction& action) const {
@@ -251,19 +251,19 @@ Tensor StageMemory::input_gradient(const UnitAction& action) {
   return passing(action, action.unit - 1);
 }
 
-model::UnitMemory StageMemory::unit(const UnitAction& action, int leaf) {
+model::UnitMemory StageMemory::unit(const UnitAction& action, int call) {
   const StagePlan::Chunk& own = chunk(action);
   const StagePlan::UnitSizes& size = sizes(action);
-  const auto l = static_cast<std::size_t>(leaf);
+  const auto number = static_cast<std::size_t>(call);
   const StagePlan::Place& stash = kept(action).stash;
-  const auto pair = static_cast<std::size_t>(leaf % plan_.pairs_);
+  const auto pair = static_cast<std::size_t>(call % plan_.pairs_);
   std::size_t rebuilt = plan_.rebuilt_.of(pair), delta = plan_.delta_.of(pair);
   if (action.pending >= 0 && action.kind != UnitAction::Kind::forward) {
     rebuilt = own.pending_begin + static_cast<std::size_t>(action.pending) * own.pending_bytes +
-              size.pending_offset + plan_.activation_bytes() + l * (size.rebuilt + size.delta);
+              size.pending_offset + plan_.activation_bytes() + number * (size.rebuilt + size.delta);
     delta = rebuilt + size.rebuilt;
   }
-  return model::UnitMemory({{{&arena(stash), stash.offset + l * size.stash},
+  return model::UnitMemory({{{&arena(stash), stash.offset + number * size.stash},
                              {&work_, rebuilt},
                              {&work_, delta},
                              {&work_, plan_.scratch_.of(pair)}}});

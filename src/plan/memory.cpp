@@ -1,6 +1,9 @@
+// Memory of a run by use, from what each part of the program says that it takes. Long because every
+// use has its rule here.
 #include "trireme/plan/memory.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -20,13 +23,25 @@ namespace trireme::plan {
 
 namespace {
 
-/// The sums of the gradient of a row that is not split, which run at once.
+/// Most leaves of a call that add to different gradients, and thus do so at once
+/// (model::for_each_round). More at once never take less workspace.
+std::int64_t most_sets_of_call(const parallel::Stage& stage) {
+  const parallel::Leaves& leaves = stage.memory().leaves();
+  if (leaves.at_once == 1) return 1;
+  // A set has `each` leaves, and some call begins in one with as few left as the divisor.
+  const std::int64_t each =
+      std::int64_t{stage.options().micro_batches} * leaves.count / stage.sets();
+  return (leaves.count - std::gcd<std::int64_t>(leaves.count, each) + each - 1) / each + 1;
+}
+
+/// The sums of the gradient of a row that run at once.
 struct SumsOfRows {
   std::int64_t rows = 0;  // of the largest
-  int count = 0;
+  std::int64_t count = 0;
 };
-SumsOfRows sums_of_rows(const parallel::Stage& stage) {
-  const std::int64_t rows = stage.memory().leaves().rows;
+/// Of a row that is not split.
+SumsOfRows sums_of_rows(const parallel::Stage& stage, std::int64_t most_at_once) {
+  const std::int64_t rows = stage.memory().leaves().rows;  // of one leaf
   const model::Shares& shares = stage.shares();
   if (!shares.reproducible) return {shares.rows(rows).size(), 1};
   SumsOfRows sums;
@@ -37,6 +52,7 @@ SumsOfRows sums_of_rows(const parallel::Stage& stage) {
     sums.rows = std::max(sums.rows, size);
     if (size > 0) ++sums.count;
   }
+  sums.count *= most_at_once;
   return sums;
 }
 
@@ -48,7 +64,7 @@ ops::AttentionShape attention_shape(const parallel::Stage& stage,
   const params::Tiles& tiles = stage.shares().tiles;
   const model::ContextPart& part = stage.shares().context;
   const std::int64_t length = part.cuts() ? config.sequence / (2 * part.pairs) : config.sequence;
-  return {part.cuts() ? 1 : stage.memory().leaves().rows / length,
+  return {part.cuts() ? 1 : stage.memory().leaves().call_rows() / length,
           length,
           length,
           params::tile_of(config.heads, tiles.first + i, tiles.all).size(),
@@ -64,7 +80,8 @@ bool attends(const parallel::Stage& stage) {
   return false;
 }
 
-/// The stage's calls of attention for one leaf. They run at once, or with cut sequences one by one.
+/// The stage's calls of attention in one call of a unit. They run at once, or with cut sequences
+/// one by one.
 std::vector<ops::AttentionShape> attention_shapes(const parallel::Stage& stage) {
   const params::Tiles& tiles = stage.shares().tiles;
   const std::vector<std::int64_t> keys =
@@ -81,7 +98,7 @@ std::vector<ops::AttentionShape> attention_shapes(const parallel::Stage& stage) 
 std::size_t product_workspace(const parallel::Stage& stage, int threads) {
   const model::ModelConfig& config = stage.model().config();
   const params::Layout& layout = stage.layout();
-  const std::int64_t all = stage.memory().leaves().rows;
+  const std::int64_t all = stage.memory().leaves().call_rows();
   std::size_t bytes = 0;
   const auto count = [&](std::span<const ops::ProductShape> products, bool transposed, bool wide) {
     bytes = std::max(bytes, ops::cpu_product_workspace(products, transposed, wide, threads));
@@ -95,9 +112,11 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
     for (const int b : layout.blocks_of(static_cast<int>(row))) {
       tiles.push_back(layout.blocks()[static_cast<std::size_t>(b)].shape);
     }
+    // The head computes leaf by leaf, in blocks of rows.
+    const std::int64_t leaf = stage.memory().leaves().rows;
     const std::int64_t most =
-        head ? model::Head::block_rows(all, config.width, config.vocabulary, stage.shares().compute,
-                                       stage.shares().products_on_gpu)
+        head ? model::Head::block_rows(leaf, config.width, config.vocabulary,
+                                       stage.shares().compute, stage.shares().products_on_gpu)
              : all;
     // Products whose results are split run at once for all tiles, and so do those that are summed
     // over tiles.
@@ -112,18 +131,25 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
       if (m == 0 || inner.empty()) return;
       bytes = std::max(bytes, ops::cpu_sum_workspace(m, tiles[0][out], inner, threads));
     };
-    for (const std::int64_t m : {most, all % most}) {
-      std::vector<ops::ProductShape> split, gradients;
+    const auto count_gradients = [&](std::int64_t rows, std::int64_t leaves) {
+      std::vector<ops::ProductShape> gradients;
+      for (std::int64_t i = 0; i < leaves; ++i) {
+        for (const Shape& tile : tiles) gradients.push_back({tile[0], tile[1], rows});
+      }
+      count(gradients, true, true);
+    };
+    for (const std::int64_t m : {most, head ? leaf % most : 0}) {
+      std::vector<ops::ProductShape> split;
       for (const Shape& tile : tiles) {
         const std::int64_t out = tile[0], in = tile[1];
         split.push_back(weight.split == 1 ? ops::ProductShape{m, in, out}
                                           : ops::ProductShape{m, out, in});
-        gradients.push_back({out, in, m});
       }
       count(split, false, false);
-      count(gradients, true, true);
       count_summed(m);
+      if (head) count_gradients(m, 1);
     }
+    if (!head) count_gradients(leaf, most_sets_of_call(stage));
     if (head || weight.split != 1) continue;
     for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
       count_summed(chunk.size());
@@ -151,8 +177,10 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   const params::Layout& layout = stage.layout();
   std::size_t bytes = 0;
   const auto count_attention = [&](std::span<const ops::AttentionShape> calls) {
-    bytes = std::max(bytes, narrow_on_host ? ops::cpu_narrow_attention_workspace(calls, threads)
-                                           : ops::cpu_attention_workspace(calls, threads));
+    const bool reproducible = stage.shares().reproducible;
+    bytes = std::max(bytes, narrow_on_host
+                                ? ops::cpu_narrow_attention_workspace(calls, threads, reproducible)
+                                : ops::cpu_attention_workspace(calls, threads, reproducible));
   };
   const std::vector<ops::AttentionShape> attention = attention_shapes(stage);
   if (stage.shares().context.cuts()) {
@@ -161,6 +189,7 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
     count_attention(attention);
   }
   if (narrow_on_host) bytes = std::max(bytes, product_workspace(stage, threads));
+  const std::int64_t most_at_once = most_sets_of_call(stage);
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
@@ -168,10 +197,17 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
     // gains are what begins as ones.
     const bool gain = row.initialization.kind == params::Initialization::Kind::ones;
     const int outputs = gain && config.layer_norm() && config.bias ? 2 : 1;
-    const SumsOfRows sums =
-        block.slices.empty() ? sums_of_rows(stage) : SumsOfRows{stage.memory().leaves().rows, 1};
+    SumsOfRows sums{stage.memory().leaves().rows, most_at_once};
+    if (block.slices.empty()) {
+      sums = sums_of_rows(stage, most_at_once);
+    } else {
+      const auto used = [&](int b) {
+        return layout.blocks()[static_cast<std::size_t>(b)].elements() > 0;
+      };
+      sums.count *= std::ranges::count_if(layout.blocks_of(block.row), used);
+    }
     bytes = std::max(bytes, ops::cpu_row_sum_workspace(sums.rows, block.elements(), outputs,
-                                                       sums.count, threads));
+                                                       static_cast<int>(sums.count), threads));
   }
   return device::aligned(bytes);
 }
@@ -179,15 +215,15 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
 /// Most rows of activations, or of their gradients, that a stage's units sum at once. Blocks sum
 /// all rows in backward, and in forward where these are too few for chunks.
 std::int64_t most_rows_summed(const parallel::Stage& stage) {
-  const std::int64_t rows = stage.memory().leaves().rows;
+  const std::int64_t rows = stage.memory().leaves().call_rows();
   for (int unit = 0; unit < stage.last_unit(); ++unit) {
     if (stage.layout().has_unit(unit)) return rows;
   }
   if (!stage.options().train) return 0;  // the head
   if (stage.shares().sequence_parallel) return rows;
   const model::ModelConfig& config = stage.model().config();
-  return model::Head::block_rows(rows, config.width, config.vocabulary, stage.shares().compute,
-                                 stage.shares().products_on_gpu);
+  return model::Head::block_rows(stage.memory().leaves().rows, config.width, config.vocabulary,
+                                 stage.shares().compute, stage.shares().products_on_gpu);
 }
 
 /// Bytes of the largest tensor that a stage's units reduce over the tensor axis.

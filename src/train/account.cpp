@@ -87,7 +87,7 @@ class Count {
   }
   double message_bytes() const {
     const parallel::StagePlan& plan = stage_.memory();
-    return static_cast<double>(plan.leaves().count * plan.own_rows() *
+    return static_cast<double>(plan.leaves().calls() * plan.own_rows() *
                                stage_.model().config().width) *
            static_cast<double>(size_of(stage_.options().compute));
   }

@@ -83,17 +83,17 @@ class UnitRun {
     std::optional<comm::Progress> progress;
     if (options_.progress) progress.emplace(std::vector<device::Stream*>{&stream_});
     const TensorGroup tensor{group, group, stream_, progress ? &*progress : nullptr};
-    const UnitContext context{.ops = options_.ops != nullptr ? *options_.ops : *ops_,
-                              .batch = batch_,
-                              .shares = shares_,
-                              .tensor = tensor,
-                              .values = values_,
-                              .gradients = gradients_,
-                              .memory = memory(),
-                              .seed = seed,
-                              .gradient_factor = Tensor(&factor, {1}),
-                              .frequencies = model_.frequencies(),
-                              .loss = Tensor(&out.loss, {1})};
+    const UnitContext context{
+        .ops = options_.ops != nullptr ? *options_.ops : *ops_,
+        .batch = batch_,
+        .shares = shares_,
+        .tensor = tensor,
+        .values = values_,
+        .leaves = {{.gradients = &gradients_, .loss = Tensor(&out.loss, {1})}},
+        .memory = memory(),
+        .seed = seed,
+        .gradient_factor = Tensor(&factor, {1}),
+        .frequencies = model_.frequencies()};
     spoil(Area::scratch);
     unit_.forward(context, view(out.y), view(x));
     spoil(Area::scratch);

@@ -275,6 +275,29 @@ INSTANTIATE_TEST_SUITE_P(Every, UnitsTest,
                                                           Part::head)),
                          name_of_case);
 
+TEST(Rounds, LeavesOfOneSetComeInOrder) {
+  const ParameterViews sets[3];
+  const Microbatch batch;
+  const Shares shares;
+  const std::unique_ptr<ops::Ops> ops = ops::make_cpu_ops(1);
+  const std::unique_ptr<comm::Communicator> self = comm::make_self_communicator();
+  device::Stream stream;
+  const TensorGroup tensor{*self, *self, stream};
+  UnitContext context{.ops = *ops,
+                      .batch = batch,
+                      .shares = shares,
+                      .tensor = tensor,
+                      .values = sets[0],
+                      .leaves = {},
+                      .memory = {}};
+  for (const int set : {0, 0, 1, 1, 1, 2}) context.leaves.push_back({.gradients = &sets[set]});
+  std::vector<std::vector<std::size_t>> rounds;
+  for_each_round(context, [&](std::span<const std::size_t> leaves) {
+    rounds.emplace_back(leaves.begin(), leaves.end());
+  });
+  EXPECT_EQ(rounds, (std::vector<std::vector<std::size_t>>{{0, 2, 5}, {1, 3}, {4}}));
+}
+
 // Groups end where key/value heads do; in reproducible mode they are part of one tree.
 TEST(Attention, KeyValueGroupsHoldTheirHeads) {
   const auto ranks_of = [](std::int64_t heads, std::int64_t kv_heads, int ranks, int tiles = 0) {

@@ -106,6 +106,51 @@ TEST(Independent, SumOfManyColumns) {
       true);
 }
 
+/// Products and a sum of products of all rows at once, and of one group of rows after the other.
+template <class T>
+void check_groups(std::int64_t rows, std::int64_t groups, std::int64_t n, std::int64_t k) {
+  ArrayOf<T> a = array_of<T>({groups * rows, k}, 1, 2), b = array_of<T>({n, k}, 2, 0);
+  const auto part = [&](const Tensor& x, std::int64_t group) {
+    return x.slice(0, group * rows, (group + 1) * rows);
+  };
+  for (const int threads : {1, 2, 8}) {
+    const auto ops = make_cpu_ops(threads, nullptr, true);
+    Array product({groups * rows, n}), sum = product, level = product;
+    Array single = product, single_sum = product, single_level = product;
+    const auto multiply = [&](const Tensor& c, const Tensor& total, const Tensor& other,
+                              const Tensor& left) {
+      const MatmulOptions options{.transpose_b = true, .group_rows = rows};
+      ops->matmul(c, left, b, options);
+      const Matmul products[] = {{{}, left, b, options}, {{}, left, b, options}};
+      const Tensor levels[] = {other};
+      ops->sum_of_matmuls(total, levels, products);
+    };
+    multiply(product, sum, level, a);
+    for (std::int64_t i = 0; i < groups; ++i) {
+      multiply(part(single, i), part(single_sum, i), part(single_level, i), part(a, i));
+    }
+    const std::string what =
+        fmt::format("{} groups of [{}, {}] from {} on {} threads", groups, rows, n, k, threads);
+    expect_same_bits(product, single, what);
+    expect_same_bits(sum, single_sum, what + ", summed");
+  }
+}
+
+// The sequences of a micro-batch in reproducible mode, whose number must not change the bits.
+TEST_P(IndependentTest, GroupsOfRowsHaveTheBitsOfProductsOfTheirOwn) {
+  for (const auto& [rows, n, k] : {std::array<std::int64_t, 3>{1, 300, 70},
+                                   {2, 9, 4096},
+                                   {7, 384, 192},
+                                   {130, 203, 97},
+                                   {256, 192, 48}}) {
+    check_groups<float>(rows, 3, n, k);
+    check_groups<Bf16>(rows, 3, n, k);
+  }
+  const auto ops = make_cpu_ops(1, nullptr, true);
+  Array a({4, 3}), b({3, 5}), c({4, 5});
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.group_rows = 3}));
+}
+
 TEST(Independent, SumsOfOtherFormsAreRefused) {
   const auto ops = make_cpu_ops(2, nullptr, true);
   Array a({4, 3}), b({3, 5}), sum({4, 5}), level({4, 5}), wrong({2, 5});
@@ -223,6 +268,79 @@ TEST_P(IndependentTest, Attention) {
     }
   }
   check_attention<float>(1, 600, false, false);  // two chunks of keys
+}
+
+/// Attention of several sequences at once in reproducible mode, and of one after the other.
+template <class T>
+void check_sequences(std::int64_t batch, std::int64_t tokens, std::int64_t heads,
+                     std::int64_t groups) {
+  constexpr std::int64_t size = 16;
+  const Shape of_queries{batch, tokens, heads, size}, of_keys{batch, tokens, groups, size};
+  ArrayOf<T> q = array_of<T>(of_queries, 1, 0), k = array_of<T>(of_keys, 2, 0),
+             v = array_of<T>(of_keys, 3, 0), dout = array_of<T>(of_queries, 4, 0);
+  Integers positions({batch, tokens});
+  for (std::int64_t i = 0; i < batch * tokens; ++i) {
+    positions[i] = static_cast<std::int32_t>(i % tokens);
+  }
+  for (const int threads : {1, 3}) {
+    device::MemoryLedger ledger;
+    const auto ops = make_cpu_ops(threads, &ledger, true);
+    const auto single = make_cpu_ops(threads, nullptr, true);
+    ArrayOf<T> out(of_queries), dq(of_queries), dk(of_keys), dv(of_keys);
+    ArrayOf<T> out_1 = out, dq_1 = dq, dk_1 = dk, dv_1 = dv;
+    Array lse({batch, heads, tokens}), lse_1 = lse;
+    const auto attend = [&](Ops& backend, std::int64_t begin, std::int64_t end,
+                            const std::array<Tensor, 5>& results) {
+      const auto part = [&](const Tensor& x) { return x.slice(0, begin, end); };
+      const AttentionMask mask{.causal = true,
+                               .query_positions = part(positions),
+                               .key_positions = part(positions),
+                               .plain = true};
+      const AttentionHeads call{
+          part(results[0]), part(results[1]), part(q),          part(k),   part(v), {},
+          part(results[2]), part(results[3]), part(results[4]), part(dout)};
+      backend.independent_attention({&call, 1}, mask, 0.25F, {}, {});
+      backend.independent_attention_backward({&call, 1}, mask, 0.25F, {}, {});
+    };
+    attend(*ops, 0, batch, {out, lse, dq, dk, dv});
+    for (std::int64_t b = 0; b < batch; ++b) {
+      attend(*single, b, b + 1, {out_1, lse_1, dq_1, dk_1, dv_1});
+    }
+    const std::string what =
+        fmt::format("{} sequences of {} tokens, {} heads on {}, {} threads: ", batch, tokens, heads,
+                    groups, threads);
+    const auto expect = [&](const ArrayOf<T>& actual, const ArrayOf<T>& expected,
+                            const char* name) {
+      if constexpr (std::is_same_v<T, Bf16>) {
+        expect_same(actual, expected, what + name);
+      } else {
+        expect_same_bits(actual, expected, what + name);
+      }
+    };
+    expect(out, out_1, "out");
+    expect(dq, dq_1, "dq");
+    expect(dk, dk_1, "dk");
+    expect(dv, dv_1, "dv");
+    expect_same_bits(lse, lse_1, what + "lse");
+    const AttentionShape shape{batch, tokens, tokens, heads, groups, size};
+    const std::size_t bytes = std::is_same_v<T, Bf16>
+                                  ? cpu_narrow_attention_workspace({&shape, 1}, threads, true)
+                                  : cpu_attention_workspace({&shape, 1}, threads, true);
+    EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
+              device::aligned(bytes));
+  }
+}
+
+// One part of a head, parts that fewer sequences would not have, more than one chunk of keys.
+TEST_P(IndependentTest, SequencesHaveTheBitsOfCallsOfTheirOwn) {
+  for (const auto& [batch, tokens, heads, groups] : {std::array<std::int64_t, 4>{3, 70, 2, 1},
+                                                     {5, 300, 4, 4},
+                                                     {3, 600, 2, 2},
+                                                     {9, 300, 6, 2},
+                                                     {4, 530, 4, 1}}) {
+    check_sequences<float>(batch, tokens, heads, groups);
+    check_sequences<Bf16>(batch, tokens, heads, groups);
+  }
 }
 
 TEST(Independent, AttentionOfOtherShapesIsRefused) {

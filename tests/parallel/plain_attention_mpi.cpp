@@ -170,7 +170,7 @@ TEST(PlainAttention, FollowsTheLoader) {
           .micro_batch = 2, .length = length, .document_mask = documents};
       const HostMicrobatch batch(data::make_batch(reader, sampler, options, {0, 1}));
       EXPECT_EQ(batch.view().plain, !documents);
-      EXPECT_EQ(leaf_of(batch.view(), 1, 2).plain, !documents);
+      EXPECT_EQ(part_of(batch.view(), 1, 2).plain, !documents);
     }
   }
 }

@@ -1,5 +1,5 @@
 // The operators at the borders of tensor-parallel regions, in which every rank has all R rows of a
-// leaf and some tiles of the parameters. Shoeybi et al., "Megatron-LM" (2019), figure 3: f is the
+// call and some tiles of the parameters. Shoeybi et al., "Megatron-LM" (2019), figure 3: f is the
 // identity forward and an all-reduce backward, g the reverse. With sequence parallelism
 // (Korthikanti et al., 2022, figure 5) values outside are split by rows: g is an all-gather forward
 // and a reduce-scatter backward, and ḡ the reverse.
@@ -7,8 +7,10 @@
 // Layers with parameters: column-parallel and row-parallel linear maps.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -68,7 +70,7 @@ device::Event start_collective(const UnitContext& context,
 [[nodiscard]] RowSum sum_rows(const UnitContext& context, const Tensor& local,
                               const Tensor& partial);
 
-/// The rows of a leaf of `rows` tokens in the chunks in which a row-parallel product is computed,
+/// The rows of a call of `rows` tokens in the chunks in which a row-parallel product is computed,
 /// so that the sum of each chunk overlaps with the product of the next. One chunk with one tensor
 /// rank; in reproducible mode, since the bits of a product's row may depend on the other rows; and
 /// with sequence parallelism, where each rank gets rows of every chunk.
@@ -144,18 +146,38 @@ int tree_levels(const params::Tiles& tiles);
 /// leaf's rows, so that sums over tokens have one order in every layout.
 int gradient_copies(const Shares& shares);
 
-/// visit(copy, begin, end) for each tile of the rank's rows, counted from its first.
+/// visit(copy, begin, end) for each tile of the rank's rows of a leaf, counted from the rank's
+/// first of the call.
 template <class Visit>
-void for_each_row_tile(const UnitContext& context, const Visit& visit) {
+void for_each_row_tile(const UnitContext& context, std::size_t leaf, const Visit& visit) {
   const Shares& shares = context.shares;
   const params::Range own = context.rows();
   const int copies = gradient_copies(shares);
   if (copies == 1 && !shares.reproducible) return visit(0, std::int64_t{0}, own.size());
   const int first = shares.sequence_parallel ? shares.tiles.first : 0;
+  const std::int64_t before = static_cast<std::int64_t>(leaf) * context.leaf_rows() - own.begin;
   for (int copy = 0; copy < copies; ++copy) {
-    const params::Range tile =
-        params::tile_of(context.batch.tokens(), first + copy, shares.tiles.all);
-    if (tile.size() > 0) visit(copy, tile.begin - own.begin, tile.end - own.begin);
+    const params::Range tile = params::tile_of(context.leaf_rows(), first + copy, shares.tiles.all);
+    if (tile.size() > 0) visit(copy, before + tile.begin, before + tile.end);
+  }
+}
+
+/// visit(leaves), the numbers of leaves that add to different gradients and may thus do so at once,
+/// until all leaves have been visited. Those that add to the same gradients come in their order.
+template <class Visit>
+void for_each_round(const UnitContext& context, const Visit& visit) {
+  std::vector<std::size_t> waiting(context.leaves.size());
+  std::iota(waiting.begin(), waiting.end(), 0);
+  while (!waiting.empty()) {
+    std::vector<std::size_t> round, later;
+    for (const std::size_t leaf : waiting) {
+      const bool taken = std::ranges::any_of(round, [&](std::size_t other) {
+        return context.leaves[other].gradients == context.leaves[leaf].gradients;
+      });
+      (taken ? later : round).push_back(leaf);
+    }
+    visit(std::span<const std::size_t>(round));
+    waiting = std::move(later);
   }
 }
 

@@ -1,8 +1,9 @@
 // A stage is a list of units: embedding, blocks, head with loss. A unit computes forward and
-// backward with the operations of ops.hpp on one *leaf*: a micro-batch, or in reproducible mode one
-// of its sequences. Shapes: R = B·T tokens (rows) of a leaf, r the rank's rows (R without sequence
-// parallelism), C channels, H heads, G key/value heads, D head size, F MLP width, V vocabulary; a
-// suffix v marks one tile of a split dimension.
+// backward with the operations of ops.hpp on one or more *leaves*: a leaf is a micro-batch, or in
+// reproducible mode one of its sequences, and has its own sums over tokens. Shapes: R = B·T tokens
+// (rows) of a call, r the rank's rows (R without sequence parallelism), C channels, H heads, G
+// key/value heads, D head size, F MLP width, V vocabulary; a suffix v marks one tile of a split
+// dimension.
 #pragma once
 
 #include <algorithm>
@@ -101,20 +102,21 @@ struct Shares {
   bool narrow() const { return compute != DType::f32; }
   /// Of summands across tiles and ranks: in reproducible mode rounded once, after the sum.
   DType partial() const { return reproducible ? DType::f32 : compute; }
-  /// The rank's rows of a leaf of `rows` tokens outside the tensor-parallel regions.
+  /// The rank's rows of a call of `all` tokens outside the tensor-parallel regions.
   params::Range rows(std::int64_t all) const {
     return sequence_parallel ? tiles.of(all) : params::Range{0, all};
   }
 };
 
-/// Collects the slots of one unit for leaves of `rows` tokens, of the compute type by default.
-/// `splits`: backward for inputs and backward for weights are two calls, with other units and
-/// micro-batches in between.
+/// Collects the slots of one unit for calls of `rows` tokens in `leaves` equal leaves, of the
+/// compute type by default. `splits`: backward for inputs and backward for weights are two calls,
+/// with other units and micro-batches in between.
 class UnitPlan {
  public:
-  UnitPlan(std::int64_t rows, const Shares& shares, bool splits)
-      : rows_(rows), shares_(shares), splits_(splits) {}
+  UnitPlan(std::int64_t rows, const Shares& shares, bool splits, int leaves = 1)
+      : rows_(rows), leaf_rows_(rows / leaves), shares_(shares), splits_(splits) {}
   std::int64_t rows() const { return rows_; }
+  std::int64_t leaf_rows() const { return leaf_rows_; }
   std::int64_t local_rows() const { return shares_.rows(rows_).size(); }
   const Shares& shares() const { return shares_; }
 
@@ -176,13 +178,13 @@ class UnitPlan {
     no_case_for(cost);
   }
 
-  std::int64_t rows_;
+  std::int64_t rows_, leaf_rows_;
   Shares shares_;
   bool splits_;
   std::array<std::size_t, area_count> bytes_{};
 };
 
-class UnitMemory {  // the areas of one unit for one leaf
+class UnitMemory {  // the areas of one unit for one call
  public:
   struct Place {
     device::Arena* arena = nullptr;
@@ -207,8 +209,8 @@ class UnitMemory {  // the areas of one unit for one leaf
   std::array<Place, area_count> places_;
 };
 
-/// One leaf's tokens. Where sequences are cut (ContextPart) a "sequence" of T tokens is one pair of
-/// chunks.
+/// The tokens of one call. Where sequences are cut (ContextPart) a "sequence" of T tokens is one
+/// pair of chunks.
 struct Microbatch {
   std::int64_t sequences = 0;  // B
   std::int64_t length = 0;     // T
@@ -262,6 +264,15 @@ struct TensorGroup {
   comm::Communicator* context = nullptr;     // ranks that have the other parts of the sequences
 };
 
+/// What a leaf adds to.
+struct LeafSums {
+  const ParameterViews* gradients = nullptr;  // null when not training
+  /// Gradients of weights hold no sum yet, and anything else: the unit's first product for each
+  /// writes it, and does not add to it.
+  bool writes_gradients = false;
+  Tensor loss;  // f64 [1], to which the head adds Σ weight·nll of the leaf
+};
+
 /// Arguments of every call of a unit.
 struct UnitContext {
   ops::Ops& ops;
@@ -269,20 +280,24 @@ struct UnitContext {
   const Shares& shares;
   const TensorGroup& tensor;
   const ParameterViews& values;
-  const ParameterViews& gradients;  // empty when not training
-  UnitMemory memory;                // the unit's, for this leaf
+  /// One or more, of equal numbers of rows in this order. More than one only where all rows are the
+  /// rank's.
+  std::vector<LeafSums> leaves;
+  UnitMemory memory;  // the unit's, for this call
   Mode mode = Mode::train;
-  /// Gradients of weights hold no sum yet, and anything else: the unit's first product for each
-  /// writes it, and does not add to it.
-  bool writes_gradients = false;
   std::uint64_t seed = 0;  // of dropout
   /// f32 [1], multiplies all gradients: the loss scale, against underflow in fp16, over the
   /// weighted target tokens of the global batch. In memory because it changes from step to step.
   Tensor gradient_factor;
   Tensor frequencies;              // [D/2] of rotary positions, absent for learned ones
-  Tensor loss;                     // f64 [1], to which the head adds Σ weight·nll of the leaf
   KeyValueCache* cache = nullptr;  // generation (block)
 
+  std::int64_t leaf_rows() const { return batch.tokens() / std::ssize(leaves); }  // tokens
+  /// The rows of leaf number `leaf` of `full` [R, …].
+  Tensor of_leaf(const Tensor& full, std::size_t leaf) const {
+    const std::int64_t rows = leaf_rows(), first = static_cast<std::int64_t>(leaf) * rows;
+    return full.slice(0, first, first + rows);
+  }
   params::Range rows() const { return shares.rows(batch.tokens()); }  // the rank's
   /// The rank's rows [r, …] of `full` [R, …].
   Tensor local(const Tensor& full) const {
@@ -301,8 +316,8 @@ enum class BackwardPart : std::uint8_t { all, input, weight };
 constexpr bool has_input(BackwardPart part) { return part != BackwardPart::weight; }
 constexpr bool has_weight(BackwardPart part) { return part != BackwardPart::input; }
 
-/// Arguments of a unit's calls: the leaf's, x [r, C] in (absent for the embedding), y [r, C] out
-/// (absent for the head).
+/// Arguments of a unit's calls: x [r, C] in (absent for the embedding), y [r, C] out (absent for
+/// the head).
 struct ForwardCall {
   UnitContext context;
   Tensor y, x;

@@ -35,10 +35,13 @@ struct MatmulOptions {
   bool transpose_a = false;
   bool transpose_b = false;
   bool accumulate = false;  // c += instead of c =; c may be fp32 beside narrower factors
-  Tensor bias;              // [n], added to every row
-  Tensor before_gelu;       // [m, n] out, strided: product + bias, of which c is the gelu
-  Tensor gelu_input;        // [m, n], strided: c = product·gelu'(gelu_input)
-  Tensor row_sum;           // fp32 [m] += Σ_k op(a): the bias gradient beside a weight gradient
+  /// In reproducible mode, if a is not transposed: c has the bits of one product for each so many
+  /// rows of a; 0: of one for all.
+  std::int64_t group_rows = 0;
+  Tensor bias;         // [n], added to every row
+  Tensor before_gelu;  // [m, n] out, strided: product + bias, of which c is the gelu
+  Tensor gelu_input;   // [m, n], strided: c = product·gelu'(gelu_input)
+  Tensor row_sum;      // fp32 [m] += Σ_k op(a): the bias gradient beside a weight gradient
 };
 
 /// c = op(a)·op(b), as Ops::matmul takes them.
@@ -150,8 +153,9 @@ class Ops : public Interface {
     for (const Matmul& p : products) matmul(p.c, p.a, p.b, p.options);
   }
   /// sum [m, n] = Σ of the products, a power of two, as add_pairwise adds them: with the bits of
-  /// matmul and add. Products have no `c`, and of the options only transpose_b and bias. `levels`:
-  /// log2(products) tensors of the type and at least the rows of `sum`, for sums of some products.
+  /// matmul and add. Products have no `c`, and of the options only transpose_b, bias and
+  /// group_rows, which is the same in all. `levels`: log2(products) tensors of the type and at
+  /// least the rows of `sum`, for sums of some products.
   virtual void sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
                               std::span<const Matmul> products) {
     TRIREME_ASSERT(products.size() >> levels.size() <= 1, "{} products and {} levels",

@@ -19,10 +19,13 @@ struct ProductShape {
 };
 
 // CPU
-/// The larger of independent attention and its backward, on `threads` threads.
-std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int threads);
+/// The larger of independent attention and its backward, on `threads` threads of a backend that is
+/// `reproducible` or not.
+std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int threads,
+                                    bool reproducible = false);
 /// The same in bf16.
-std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads);
+std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads,
+                                           bool reproducible = false);
 /// Independent products of bf16 factors, the first of each transposed or not, into bf16 or (`wide`)
 /// fp32, with rounded biases. fp32 products need none.
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,

@@ -112,7 +112,7 @@ struct NumericsConfig {
 
   void declare(config::Fields& fields) {
     fields.add("reproducible", reproducible,
-               "the same bits in every layout; slower with small matrices and many threads");
+               "the same bits in every layout; slower with small matrices");
     fields.add("virtual_data", virtual_data,
                "reproducible: sums over sequences are kept apart in so many groups, a power of two "
                "that data degrees divide",

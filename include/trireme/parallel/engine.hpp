@@ -166,22 +166,21 @@ class Engine {
   void prepare(const UnitAction& action);
   void compute(const UnitAction& action);
   void forward(const UnitAction& action);
-  /// visit(leaves, number of the first) for each sequence of the action's micro-batch: its pairs of
-  /// chunks. Without reproducible mode all sequences are one leaf.
+  /// visit(calls' tokens, number of the first call) for each group of calls that a unit gets at
+  /// once: a sequence's pairs of chunks, or one call where sequences are whole.
   template <class Visit>
-  void for_each_sequence(const UnitAction& action, const Visit& visit);
-  void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
+  void for_each_group(const UnitAction& action, const Visit& visit);
+  void compute_logits(const UnitAction& action, model::Microbatch tokens, int call, Tensor x);
   void backward(const UnitAction& action);
   void start_message(const UnitAction& action);
   device::Event& message_event(Message kind, int slot);
   Tensor incoming(Message kind, int slot);
-  model::UnitContext context(const model::Microbatch& tokens, const UnitAction& action, int leaf,
-                             int set);
+  model::UnitContext context(const model::Microbatch& tokens, const UnitAction& action, int call);
   Tensor output_gradient(const UnitAction& action);
   std::int64_t own_rows() const;
-  /// The rows of an activation [leaves · plan rows, C] that this walk uses, or those of one leaf.
+  /// The rows of an activation [calls · plan rows, C] that this walk uses, or those of one call.
   Tensor rows_of(const Tensor& activation) const;
-  Tensor leaf_rows(const Tensor& activation, int leaf) const;
+  Tensor call_rows(const Tensor& activation, int call) const;
   void zero_losses();
   /// What this rank computes of micro-batches; kept in taken_.
   const std::vector<HostMicrobatch>& own_parts(std::span<const HostMicrobatch> batches);

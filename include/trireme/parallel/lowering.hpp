@@ -19,7 +19,7 @@ struct UnitAction {
     reduce,       // this rank has added all of `group`'s gradient: start to reduce it
     reduce_tied,  // the same of a weight that another stage holds too
     forward,      // of `unit`, as the others below
-    backward,     // recomputation and both parts, leaf by leaf
+    backward,     // recomputation and both parts, call by call
     recompute,    // what forward did not keep, where backward is split
     backward_input,
     backward_weight

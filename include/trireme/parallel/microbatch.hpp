@@ -12,8 +12,8 @@
 
 namespace trireme::parallel {
 
-/// Leaf `leaf` of `count` equal ones of a micro-batch.
-model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count);
+/// Part `number` of `count` equal ones of a micro-batch.
+model::Microbatch part_of(const model::Microbatch& batch, int number, int count);
 
 /// A batch; its views are tensors in host memory. Copies share it.
 class HostMicrobatch {

@@ -30,11 +30,14 @@ struct Aliases {
 Aliases plan_aliases(const Program& program, const params::Layout& layout, int last_unit,
                      const std::vector<StashPart>& parts);
 
-/// A micro-batch is `count` leaves of `rows` tokens each, which units compute one after the other:
-/// one, or in reproducible mode one for each sequence.
+/// A micro-batch is `count` leaves of `rows` tokens each: one, or in reproducible mode one for each
+/// sequence. A call of a unit computes `at_once` neighbors, which divides `count`.
 struct Leaves {
   std::int64_t rows = 0;
   int count = 1;
+  int at_once = 1;
+  std::int64_t call_rows() const { return rows * at_once; }
+  int calls() const { return count / at_once; }
 };
 
 /// Offsets of a stage's activations in two arenas: *stash*, what lives from forward to backward,
@@ -54,20 +57,20 @@ class StagePlan {
   const std::vector<bool>& aliased() const { return aliased_; }
   std::size_t work_bytes() const { return work_bytes_; }
   const Leaves& leaves() const { return leaves_; }
-  std::int64_t own_rows() const { return own_rows_; }  // of a leaf
+  std::int64_t own_rows() const { return own_rows_; }  // of a call
   std::int64_t width() const { return width_; }
 
  private:
   friend class StageMemory;
   struct UnitSizes {
-    std::size_t stash = 0, rebuilt = 0, delta = 0, scratch = 0;  // of one leaf
-    std::size_t pending_offset = 0;                              // within a pending slot, of leaf 0
+    std::size_t stash = 0, rebuilt = 0, delta = 0, scratch = 0;  // of one call
+    std::size_t pending_offset = 0;                              // within a pending slot, of call 0
   };
   struct Place {
     bool aliases = false;  // the gradients; else in the stash arena
     std::size_t offset = 0;
   };
-  /// What a stash slot holds of one unit: its input, and what it keeps for backward of each leaf.
+  /// What a stash slot holds of one unit: its input, and what it keeps for backward of each call.
   struct Kept {
     Place input, stash;
   };
@@ -78,7 +81,7 @@ class StagePlan {
     std::size_t pending_begin = 0, pending_bytes = 0;  // in the work arena
     int pending_slots = 0;
   };
-  std::size_t activation_bytes() const;  // [leaves · own rows, C]
+  std::size_t activation_bytes() const;  // [calls · own rows, C]
   void place_stash(const Program& program, const params::Layout* gradients, int last_unit);
   Leaves leaves_;
   std::int64_t own_rows_ = 0, width_ = 0;
@@ -110,9 +113,9 @@ class StageMemory {
     send_activation,
     send_gradient
   };
-  /// [leaves · own rows, C]
+  /// [calls · own rows, C]
   Tensor message(Message kind, int slot);
-  /// The input of an action's unit, [leaves · own rows, C].
+  /// The input of an action's unit, [calls · own rows, C].
   Tensor input(const UnitAction& action);
   /// The input of the unit after the action's, in the same chunk.
   Tensor next_input(const UnitAction& action);
@@ -120,7 +123,7 @@ class StageMemory {
   /// to unit inside a chunk.
   Tensor output_gradient(const UnitAction& action);
   Tensor input_gradient(const UnitAction& action);
-  model::UnitMemory unit(const UnitAction& action, int leaf);
+  model::UnitMemory unit(const UnitAction& action, int call);
 
   std::size_t stash_high_water() const { return stash_.high_water(); }
   std::size_t work_high_water() const { return work_.high_water(); }

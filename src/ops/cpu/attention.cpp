@@ -199,8 +199,9 @@ void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::i
 
 }  // namespace
 
-std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int threads) {
-  return attention_workspace<Scratch>(calls, threads);
+std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int threads,
+                                    bool reproducible) {
+  return attention_workspace<Scratch>(calls, threads, reproducible);
 }
 
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
@@ -234,6 +235,7 @@ std::vector<Problem> CpuOps::problems_of(std::span<const AttentionHeads> calls,
   std::vector<Problem> problems;
   for (const AttentionHeads& x : calls) {
     problems.push_back(problem_of(x.q, x.k, scale, dropout, samples, visibility_, x.slice));
+    problems.back().reproducible = reproducible_;
     const Problem &p = problems.back(), &first = problems.front();
     TRIREME_ASSERT(p.batch == first.batch && p.queries == first.queries && p.keys == first.keys &&
                        x.q.type() == calls.front().q.type(),
@@ -274,7 +276,11 @@ void CpuOps::independent_attention_backward(std::span<const AttentionHeads> call
       operands.push_back({operands_of<T>(p, x.q, x.k, x.v, x.out, x.lse), query_heads<T>(p, x.dout),
                           query_heads<T>(p, x.dq), key_heads<T>(p, x.dk), key_heads<T>(p, x.dv)});
     }
-    attend_backward(problems, operands);
+    const std::int64_t batch = problems.front().batch;
+    const std::int64_t step = sequences_at_once(problems, threads_);
+    for (std::int64_t begin = 0; begin < batch; begin += step) {
+      attend_backward(problems, operands, begin, std::min(begin + step, batch));
+    }
   });
 }
 
@@ -330,9 +336,10 @@ void CpuOps::attend(std::span<const Problem> calls, std::span<const OperandsOf<f
   });
 }
 
-void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gradients> operands) {
+void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gradients> operands,
+                             std::int64_t begin, std::int64_t end) {
   const std::size_t bytes = scratch_bytes_of<Scratch>(calls, true);
-  const BackwardTasks tasks(calls);
+  const BackwardTasks tasks(calls, begin, end);
   auto* scratch_of_all =
       scratch<std::byte>(static_cast<std::size_t>(threads_) * bytes + tasks.partial_bytes());
   auto* partial =
@@ -361,12 +368,11 @@ void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gra
     }
   });
   tasks.join_parts(threads_, partial,
-                   [&](std::size_t call, bool of_v, std::int64_t head, std::int64_t begin,
-                       std::int64_t rows, const float* sums) {
+                   [&](std::size_t call, bool of_v, std::int64_t b, std::int64_t group,
+                       std::int64_t first, std::int64_t rows, const float* sums) {
                      const Problem& p = calls[call];
                      const HeadsOf<float>& to = of_v ? operands[call].dv : operands[call].dk;
-                     move_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums,
-                               p.size, rows, p.size);
+                     move_rows(to.at(b, first, group), to.stride, sums, p.size, rows, p.size);
                    });
 }
 

@@ -181,8 +181,9 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
 
 }  // namespace
 
-std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads) {
-  return attention_workspace<Work>(calls, threads);
+std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads,
+                                           bool reproducible) {
+  return attention_workspace<Work>(calls, threads, reproducible);
 }
 
 void CpuOps::attend(std::span<const Problem> calls, std::span<const OperandsOf<Bf16>> operands) {
@@ -221,9 +222,10 @@ void CpuOps::attend(std::span<const Problem> calls, std::span<const OperandsOf<B
   });
 }
 
-void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gradients> operands) {
+void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gradients> operands,
+                             std::int64_t begin, std::int64_t end) {
   const std::size_t own = scratch_bytes_of<Work>(calls, true);
-  const BackwardTasks tasks(calls);
+  const BackwardTasks tasks(calls, begin, end);
   auto* work_of_all =
       scratch<std::byte>(static_cast<std::size_t>(threads_) * own + tasks.partial_bytes());
   auto* partial = reinterpret_cast<float*>(work_of_all + static_cast<std::size_t>(threads_) * own);
@@ -257,12 +259,12 @@ void CpuOps::attend_backward(std::span<const Problem> calls, std::span<const Gra
     scale_rows(g.dv.at(b, 0, group), g.dv.stride, my_dv, p.size, p.keys, p.size, nullptr);
   });
   tasks.join_parts(threads_, partial,
-                   [&](std::size_t call, bool of_v, std::int64_t head, std::int64_t begin,
-                       std::int64_t rows, const float* sums) {
+                   [&](std::size_t call, bool of_v, std::int64_t b, std::int64_t group,
+                       std::int64_t first, std::int64_t rows, const float* sums) {
                      const Problem& p = calls[call];
                      const HeadsOf<Bf16>& to = of_v ? operands[call].dv : operands[call].dk;
-                     scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums,
-                                p.size, rows, p.size, nullptr);
+                     scale_rows(to.at(b, first, group), to.stride, sums, p.size, rows, p.size,
+                                nullptr);
                    });
 }
 

@@ -71,7 +71,8 @@ struct Problem : AttentionShape {
   const Dropout* dropout = nullptr;  // null: none
   const std::int64_t* samples = nullptr;
   const Visibility* visibility = nullptr;
-  HeadSlice slice;  // resolved: all and share are not 0
+  HeadSlice slice;            // resolved: all and share are not 0
+  bool reproducible = false;  // the bits of a sequence do not depend on the number of sequences
 
   std::int64_t scores_width = 0;  // largest number of columns of a block of scores
 
@@ -237,21 +238,35 @@ inline std::int64_t forward_parts(std::span<const Problem> calls, int threads) {
   return std::clamp<std::int64_t>((8 * threads + heads - 1) / heads, 1, blocks);
 }
 
-/// Parts into which one KV head's blocks of queries are divided, for about sixteen tasks in all of
-/// at least two blocks. It depends on the problem alone, so that the order of sums does not depend
-/// on the threads.
+/// Parts into which one KV head's blocks of queries are divided, for about sixteen tasks in all, or
+/// of each sequence in reproducible mode, of at least two blocks. It depends on the problem alone,
+/// so that the order of sums does not depend on the threads.
 inline std::int64_t parts_of(const Problem& p) {
   constexpr std::int64_t enough = 16;
-  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
+  const std::int64_t heads = std::max<std::int64_t>(1, (p.reproducible ? 1 : p.batch) * p.groups);
   return std::clamp<std::int64_t>(
       (enough + heads - 1) / heads, 1,
       std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups) / 2));
 }
 
-/// Elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one part.
+/// Elements of the parts of one sequence's dk and dv, [G, parts, dk|dv, Tk, D]; 0 if each head has
+/// one part.
 inline std::int64_t partial_gradients(const Problem& p) {
   const std::int64_t parts = parts_of(p);
-  return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
+  return parts == 1 ? 0 : 2 * p.groups * parts * p.keys * p.size;
+}
+
+/// Sequences of which backward is computed at once: all, but where their heads have several parts,
+/// whose gradients take memory, as few as give each thread eight tasks.
+inline std::int64_t sequences_at_once(std::span<const Problem> calls, int threads) {
+  std::int64_t tasks = 0, partial = 0, batch = 0;
+  for (const Problem& p : calls) {
+    tasks += p.groups * parts_of(p);
+    partial += partial_gradients(p);
+    batch = p.batch;
+  }
+  if (partial == 0) return batch;
+  return std::min(batch, (8 * threads + tasks - 1) / tasks);
 }
 
 /// Adds `parts` matrices that are `distance` elements apart, pairwise, into the first.
@@ -270,14 +285,16 @@ struct BackwardTask {
   std::int64_t partial;  // where its dk begins among the elements of parts; unused with one part
 };
 
-/// The tasks of backward of several calls. Where a head has several parts, each writes dk and dv of
-/// its own to partial [parts of all calls, dk|dv, Tk, D], which are then added up.
+/// The tasks of backward of sequences [begin, end) of several calls. Where a head has several
+/// parts, each writes dk and dv of its own to partial [parts of all calls, dk|dv, Tk, D], which are
+/// then added up.
 class BackwardTasks {
  public:
-  explicit BackwardTasks(std::span<const Problem> calls) : calls_(calls) {
+  BackwardTasks(std::span<const Problem> calls, std::int64_t begin, std::int64_t end)
+      : calls_(calls), begin_(begin), sequences_(end - begin) {
     for (const Problem& p : calls) {
-      tasks_.add_call(p.batch * p.groups * parts_of(p));
-      begins_.push_back(begins_.back() + partial_gradients(p));
+      tasks_.add_call(sequences_ * p.groups * parts_of(p));
+      begins_.push_back(begins_.back() + sequences_ * partial_gradients(p));
     }
   }
   std::int64_t count() const { return tasks_.count(); }
@@ -288,17 +305,21 @@ class BackwardTasks {
     const auto [call, own] = tasks_.find(task);
     const Problem& p = calls_[call];
     const std::int64_t parts = parts_of(p), head = own / parts;
-    return {call,        head / p.groups, head % p.groups,
-            own % parts, parts,           begins_[call] + 2 * own * p.keys * p.size};
+    return {call,
+            begin_ + head / p.groups,
+            head % p.groups,
+            own % parts,
+            parts,
+            begins_[call] + 2 * own * p.keys * p.size};
   }
-  /// Adds up the parts, in tasks of some rows of one head: write(call, of_v, head of B·G, first
-  /// row, rows, sums [rows, D]).
+  /// Adds up the parts, in tasks of some rows of one head: write(call, of_v, b, group, first row,
+  /// rows, sums [rows, D]).
   template <class Write>
   void join_parts(int threads, float* partial, const Write& write) const {
     const auto chunks_of = [](const Problem& p) { return (p.keys + key_chunk - 1) / key_chunk; };
     Tasks tasks;
     for (const Problem& p : calls_) {
-      tasks.add_call(parts_of(p) == 1 ? 0 : p.batch * p.groups * 2 * chunks_of(p));
+      tasks.add_call(parts_of(p) == 1 ? 0 : sequences_ * p.groups * 2 * chunks_of(p));
     }
     parallel_tasks(threads, tasks.count(), [&](std::int64_t task, int) {
       const auto [call, own] = tasks.find(task);
@@ -310,12 +331,13 @@ class BackwardTasks {
       float* sums =
           partial + begins_[call] + (2 * head * parts + (of_v ? 1 : 0)) * size + begin * p.size;
       sum_parts(sums, 2 * size, parts, rows * p.size);
-      write(call, of_v, head, begin, rows, sums);
+      write(call, of_v, begin_ + head / p.groups, head % p.groups, begin, rows, sums);
     });
   }
 
  private:
   std::span<const Problem> calls_;
+  std::int64_t begin_, sequences_;
   Tasks tasks_;
   std::vector<std::int64_t> begins_{0};  // of each call's elements of parts
 };
@@ -351,19 +373,21 @@ std::size_t scratch_bytes_of(std::span<const Problem> calls, bool backward) {
 
 /// Bytes of `threads` threads' Work and the parts of gradients, of forward or backward.
 template <class Work>
-std::size_t attention_workspace(std::span<const AttentionShape> shapes, int threads) {
+std::size_t attention_workspace(std::span<const AttentionShape> shapes, int threads,
+                                bool reproducible) {
   std::vector<Problem> forward, backward;
-  std::size_t elements = 0;
   for (const AttentionShape& shape : shapes) {
-    forward.push_back({shape});
-    forward.back().scores_width = shape.keys;
-    backward.push_back({shape});
-    backward.back().scores_width = std::min(shape.keys, key_chunk);
-    elements += static_cast<std::size_t>(partial_gradients(backward.back()));
+    Problem p{shape};
+    p.reproducible = reproducible;
+    p.scores_width = shape.keys;
+    forward.push_back(p);
+    p.scores_width = std::min(shape.keys, key_chunk);
+    backward.push_back(p);
   }
+  const BackwardTasks tasks(backward, 0, sequences_at_once(backward, threads));
   const auto count = static_cast<std::size_t>(threads);
   return std::max(count * scratch_bytes_of<Work>(forward, false),
-                  count * scratch_bytes_of<Work>(backward, true) + elements * sizeof(float));
+                  count * scratch_bytes_of<Work>(backward, true) + tasks.partial_bytes());
 }
 
 }  // namespace trireme::ops

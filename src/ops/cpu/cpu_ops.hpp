@@ -64,9 +64,11 @@ class CpuOps final : public Ops {
                                    float scale, const Dropout& dropout, const Tensor& samples);
   void attend(std::span<const Problem> calls, std::span<const OperandsOf<float>> operands);
   void attend(std::span<const Problem> calls, std::span<const OperandsOf<Bf16>> operands);
-  void attend_backward(std::span<const Problem> calls,
-                       std::span<const GradientsOf<float>> operands);
-  void attend_backward(std::span<const Problem> calls, std::span<const GradientsOf<Bf16>> operands);
+  // Of sequences [begin, end).
+  void attend_backward(std::span<const Problem> calls, std::span<const GradientsOf<float>> operands,
+                       std::int64_t begin, std::int64_t end);
+  void attend_backward(std::span<const Problem> calls, std::span<const GradientsOf<Bf16>> operands,
+                       std::int64_t begin, std::int64_t end);
   /// `threads`: of this call, which has `partial` [row tiles, outputs, C] for itself.
   void sum_rows(const RowSums& call, int threads, float* partial);
 

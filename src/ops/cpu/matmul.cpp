@@ -18,20 +18,31 @@ namespace {
 // A thread multiplies at least so many rows of the result in fast mode.
 constexpr std::int64_t enough_rows = 96;
 
-/// How reproducible mode divides a result [m, n] among threads. It depends on the shape alone: the
-/// bits of oneDNN's sums may change with the shape of a product. Counts are powers of two.
+/// How reproducible mode divides a result [m, n] among threads: each group of rows alike. It
+/// depends on the shape alone: the bits of oneDNN's sums may change with the shape of a product.
+/// Counts of a group are powers of two.
 class Pieces {
  public:
   // Smaller pieces cost more packing than a second thread saves.
   static constexpr std::int64_t least_rows = 128, least_columns = 192, enough = 16;
 
-  Pieces(std::int64_t m, std::int64_t n) : m_(m), n_(n), of_rows_(pieces_of(m, least_rows)) {
+  /// m: a multiple of `group_rows`, if that is not 0.
+  Pieces(std::int64_t m, std::int64_t n, std::int64_t group_rows)
+      : m_(group_rows == 0 ? m : group_rows),
+        n_(n),
+        groups_(m_ == 0 ? 0 : m / m_),
+        of_rows_(pieces_of(m_, least_rows)) {
+    TRIREME_ASSERT(groups_ * m_ == m, "{} rows in groups of {}", m, m_);
     if (of_rows_ < enough) {
       of_columns_ = std::min(enough / of_rows_, pieces_of(n, least_columns));
     }
   }
-  std::int64_t count() const { return of_rows_ * of_columns_; }
-  Range rows(std::int64_t i) const { return part(m_, i / of_columns_, of_rows_); }
+  std::int64_t count() const { return groups_ * of_rows_ * of_columns_; }
+  Range rows(std::int64_t i) const {
+    const std::int64_t row = i / of_columns_, before = row / of_rows_ * m_;
+    const Range own = part(m_, row % of_rows_, of_rows_);
+    return {before + own.begin, before + own.end};
+  }
   Range columns(std::int64_t i) const { return part(n_, i % of_columns_, of_columns_); }
 
  private:
@@ -43,7 +54,8 @@ class Pieces {
     return {all * i / count, all * (i + 1) / count};
   }
 
-  std::int64_t m_, n_, of_rows_, of_columns_ = 1;
+  std::int64_t m_, n_;  // of a group
+  std::int64_t groups_, of_rows_, of_columns_ = 1;
 };
 
 /// c [m, n] (+)= op(a)·op(b), on one thread in a parallel region, else on all of OpenMP's.
@@ -73,6 +85,7 @@ class FloatProduct {
       : transpose_a_(p.options.transpose_a),
         transpose_b_(p.options.transpose_b),
         accumulate_(p.options.accumulate),
+        group_rows_(p.options.group_rows),
         gelu_(p.options.before_gelu),
         dgelu_(p.options.gelu_input) {
     const auto shape = product_shape(p.c, p.a, p.b, p.options);
@@ -87,6 +100,7 @@ class FloatProduct {
 
   std::int64_t m, n;
 
+  Pieces pieces() const { return {m, n, group_rows_}; }
   bool activates() const { return gelu_ || dgelu_; }
 
   /// Rows and columns of the result.
@@ -132,7 +146,9 @@ class FloatProduct {
 
  private:
   std::int64_t k_;
-  bool transpose_a_, transpose_b_, accumulate_, gelu_, dgelu_, streamed_ = false;
+  bool transpose_a_, transpose_b_, accumulate_;
+  std::int64_t group_rows_;
+  bool gelu_, dgelu_, streamed_ = false;
   Rows<float> out_, left_, right_, activated_ = {}, slopes_ = {};
   const float* bias_;
 };
@@ -147,14 +163,16 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
 
 void CpuOps::independent_matmuls(std::span<const Matmul> products) {
   if (products.empty()) return;
+  std::vector<RowSums> sums;
   for (const Matmul& p : products) {
     TRIREME_ASSERT(p.a.type() == products.front().a.type(), "products of {} and {} factors",
                    name_of(p.a.type()), name_of(products.front().a.type()));
     product_shape(p.c, p.a, p.b, p.options);
     if (!p.options.row_sum) continue;
     TRIREME_ASSERT(p.options.transpose_a, "row sums of a factor that is not transposed");
-    column_sum(p.options.row_sum, p.a);
+    sums.push_back({.dgain = p.options.row_sum, .dy = p.a});
   }
+  independent_row_sums(sums);
   if (products.front().a.type() == DType::bf16) return narrow_matmuls(products);
   float_matmuls(products);
 }
@@ -177,7 +195,8 @@ void CpuOps::sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
         Matmul& p = all[static_cast<std::size_t>(i)];
         TRIREME_ASSERT(p.a.type() == all.front().a.type() && !p.options.transpose_a &&
                            !p.options.accumulate && !p.options.before_gelu &&
-                           !p.options.gelu_input && !p.options.row_sum,
+                           !p.options.gelu_input && !p.options.row_sum &&
+                           p.options.group_rows == all.front().options.group_rows,
                        "product {} of a sum has another form", i);
         p.c = slots[static_cast<std::size_t>(slot)];
         product_shape(p.c, p.a, p.b, p.options);
@@ -190,7 +209,7 @@ void CpuOps::sum_float_matmuls(std::span<const Matmul> products, std::span<const
   const std::vector<FloatProduct> all(products.begin(), products.end());
   std::vector<Rows<float>> sums;
   for (const Tensor& slot : slots) sums.push_back(rows_of(slot));
-  const Pieces pieces(all.front().m, all.front().n);
+  const Pieces pieces = all.front().pieces();
   parallel_tasks(threads_, pieces.count(), [&](std::int64_t piece, int /*thread*/) {
     const Range rows = pieces.rows(piece), columns = pieces.columns(piece);
     sum_pairwise(
@@ -215,7 +234,7 @@ void CpuOps::float_matmuls(std::span<const Matmul> products) {
     std::vector<Task> tasks;
     for (const FloatProduct& p : all) {
       if (p.m == 0 || p.n == 0) continue;
-      const Pieces pieces(p.m, p.n);
+      const Pieces pieces = p.pieces();
       for (std::int64_t i = 0; i < pieces.count(); ++i) {
         tasks.push_back({&p, pieces.rows(i), pieces.columns(i)});
       }

@@ -427,6 +427,7 @@ void CpuOps::sum_rows(const RowSums& call, int threads, float* partial) {
 }
 
 void CpuOps::independent_row_sums(std::span<const RowSums> calls) {
+  if (calls.empty()) return;
   std::int64_t most = 0, elements = 0;
   for (const RowSums& call : calls) {
     most = std::max(most, elements_of_partial(call));

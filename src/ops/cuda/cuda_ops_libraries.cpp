@@ -46,7 +46,10 @@ std::vector<Choice> CudaOps::describe_choices() const {
 
 void CudaOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                      const MatmulOptions& options) {
-  const std::int64_t n = product_shape(c, a, b, options).n;
+  const auto [m, n, k] = product_shape(c, a, b, options);
+  // Units compute leaf by leaf on GPUs (parallel::Stage).
+  TRIREME_ASSERT(!parts_.reproducible || options.group_rows == 0 || options.group_rows == m,
+                 "{} rows in groups of {}", m, options.group_rows);
   Product p;
   p.c = matrix_of(c);
   p.a = matrix_of(a);
