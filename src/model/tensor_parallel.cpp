@@ -1,6 +1,7 @@
 #include "trireme/model/tensor_parallel.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <utility>
 
@@ -35,6 +36,7 @@ int add_weight(params::ParameterTable& table, int unit, const std::string& name,
                     .units = {unit},
                     .decay = true,
                     .in_products = true,
+                    .linear = true,
                     .initialization = {params::Initialization::Kind::normal, options.deviation}});
 }
 
@@ -46,6 +48,55 @@ device::Event start_sum(const UnitContext& context, const Tensor& value,
   return start_collective(context, [&tensor = context.tensor, value = flat(value), reduction] {
     return tensor.group.all_reduce(value, reduction, tensor.stream);
   });
+}
+
+/// Factors of the gradient of the weight's local tile `tile`: leftᵀ·right over all rows of a call.
+struct WeightProduct {
+  std::size_t tile;
+  Tensor left, right;  // [R, …]
+};
+
+/// Adds to the leaves' gradients of row `weight` of the table, which is `shape`. `bias`: the row
+/// whose tiles are sums over the rows of `left`; negative: none.
+void add_weight_products(const UnitContext& context, const params::Parameter& shape, int weight,
+                         int bias, std::span<const WeightProduct> tiles) {
+  const std::vector<LeafSums>& leaves = context.leaves;
+  // Runs of leaves that add to the same gradients; the last one ends with the leaves.
+  std::vector<std::size_t> begins;
+  for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+    if (leaf == 0 || leaves[leaf].gradients != leaves[leaf - 1].gradients) begins.push_back(leaf);
+  }
+  const std::size_t runs = begins.size();
+  begins.push_back(leaves.size());
+  const bool joins = context.whole_sums && adds_up_leaves(shape, context.shares.tiles);
+  std::vector<ops::MatmulSum> sums;
+  for (const WeightProduct& product : tiles) {
+    const auto gradient = [&](std::size_t run) {
+      return (*leaves[begins[run]].gradients)(weight, static_cast<int>(product.tile));
+    };
+    for (std::size_t run = 0; run < runs; ++run) {
+      if (run == 0 || !joins) sums.push_back({.slots = {gradient(run)}, .products = {}});
+      ops::MatmulSum& sum = sums.back();
+      // Gradients of later leaves are free for sums of some terms.
+      if (joins && std::has_single_bit(run)) {
+        sum.slots.push_back(gradient(static_cast<std::size_t>(std::countr_zero(run)) + 1));
+      }
+      for (std::size_t leaf = begins[run]; leaf < begins[run + 1]; ++leaf) {
+        const bool first = leaf == begins[run], writes = leaves[leaf].writes_gradients;
+        // Where sums of some terms would be nothing may be kept.
+        TRIREME_ASSERT(first ? writes || !joins : !writes, "leaf {} of {}", leaf, shape.name);
+        ops::MatmulOptions options{.transpose_a = true, .accumulate = !writes};
+        if (bias >= 0) {
+          options.row_sum = (*leaves[leaf].gradients)(bias, static_cast<int>(product.tile));
+        }
+        sum.products.push_back({{},
+                                context.of_leaf(product.left, leaf),
+                                context.of_leaf(product.right, leaf),
+                                options});
+      }
+    }
+  }
+  context.ops.independent_sums(sums);
 }
 
 }  // namespace
@@ -113,6 +164,10 @@ int tree_levels(const params::Tiles& tiles) {
   int levels = 0;
   while ((1 << levels) < tiles.count) ++levels;
   return levels;
+}
+
+bool adds_up_leaves(const params::Parameter& row, const params::Tiles& tiles) {
+  return row.linear && params::shared_grains(row, tiles.all).empty();
 }
 
 int gradient_copies(const Shares& shares) {
@@ -209,26 +264,17 @@ void ColumnParallel::backward_input(const UnitContext& context, const Summand& p
 
 void ColumnParallel::backward_weight(const UnitContext& context, std::span<const Tensor> dy,
                                      const Tensor& x) const {
-  for_each_round(context, [&](std::span<const std::size_t> leaves) {
-    std::vector<ops::Matmul> products;
-    for (const std::size_t leaf : leaves) {
-      const LeafSums& sums = context.leaves[leaf];
-      for (std::size_t i = 0; i < dy.size(); ++i) {
-        if (dy[i].elements() == 0) continue;
-        const int tile = static_cast<int>(i);
-        ops::MatmulOptions options{.transpose_a = true, .accumulate = !sums.writes_gradients};
-        if (bias_ >= 0) options.row_sum = (*sums.gradients)(bias_, tile);
-        products.push_back({(*sums.gradients)(weight_, tile), context.of_leaf(dy[i], leaf),
-                            context.of_leaf(x, leaf), options});
-      }
-    }
-    context.ops.independent_matmuls(products);
-  });
+  std::vector<WeightProduct> products;
+  for (std::size_t i = 0; i < dy.size(); ++i) {
+    if (dy[i].elements() > 0) products.push_back({i, dy[i], x});
+  }
+  add_weight_products(context, shape_, weight_, bias_, products);
 }
 
 RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::string& name,
                          std::int64_t in, std::int64_t out, const LinearOptions& options)
     : weight_(add_weight(table, unit, name, in, out, 1, options)) {
+  shape_ = table.row(weight_);
   if (options.bias) bias_ = table.add({.name = name + ".bias", .shape = {out}, .units = {unit}});
 }
 
@@ -259,25 +305,21 @@ void RowParallel::backward_input(const UnitContext& context, std::span<const Ten
 
 void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
                                   std::span<const Tensor> x) const {
+  std::vector<WeightProduct> products;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i].elements() > 0) products.push_back({i, dy, x[i]});
+  }
+  add_weight_products(context, shape_, weight_, -1, products);
+  if (bias_ < 0) return;
   const Tensor local = context.local(dy);
   for_each_round(context, [&](std::span<const std::size_t> leaves) {
-    std::vector<ops::Matmul> products;
     std::vector<ops::RowSums> sums;
     for (const std::size_t leaf : leaves) {
-      const auto& [gradients, writes, loss] = context.leaves[leaf];
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        if (x[i].elements() == 0) continue;
-        products.push_back({(*gradients)(weight_, static_cast<int>(i)),
-                            context.of_leaf(dy, leaf),
-                            context.of_leaf(x[i], leaf),
-                            {.transpose_a = true, .accumulate = !writes}});
-      }
-      if (bias_ < 0) continue;
       for_each_row_tile(context, leaf, [&](int copy, std::int64_t begin, std::int64_t end) {
-        sums.push_back({.dgain = (*gradients)(bias_, copy), .dy = local.slice(0, begin, end)});
+        sums.push_back({.dgain = (*context.leaves[leaf].gradients)(bias_, copy),
+                        .dy = local.slice(0, begin, end)});
       });
     }
-    context.ops.independent_matmuls(products);
     if (!sums.empty()) context.ops.independent_row_sums(sums);
   });
 }

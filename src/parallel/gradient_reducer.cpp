@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "trireme/model/tensor_parallel.hpp"
+
 namespace trireme::parallel {
 
 namespace {
@@ -12,6 +14,32 @@ using Kind = UnitAction::Kind;
 
 bool reduces(const UnitAction& action) {
   return action.kind == Kind::reduce || action.kind == Kind::reduce_tied;
+}
+
+/// The elements of a group in neighboring ranges of blocks of which `is` is equally true. What lies
+/// between blocks belongs to those of which it is not.
+template <class Is>
+std::vector<std::pair<params::Range, bool>> split_by_row(const params::Layout& layout,
+                                                         const params::Group& group, const Is& is) {
+  std::vector<std::pair<params::Range, bool>> ranges;
+  const auto add = [&](params::Range range, bool value) {
+    if (range.size() <= 0) return;
+    if (!ranges.empty() && ranges.back().second == value) {
+      ranges.back().first.end = range.end;
+    } else {
+      ranges.emplace_back(range, value);
+    }
+  };
+  std::int64_t end = group.elements.begin;
+  for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
+    const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
+    if (!is(layout.table().row(block.row))) continue;
+    add({end, block.offset}, false);
+    end = block.offset + block.elements();
+    add({block.offset, end}, true);
+  }
+  add({end, group.elements.end}, false);
+  return ranges;
 }
 
 class Mark final : public device::Operation {
@@ -117,21 +145,14 @@ std::vector<std::vector<bool>> GradientReducer::find_written_first() const {
 }
 
 std::vector<std::vector<params::Range>> GradientReducer::plan_zeros() const {
-  const params::Layout& layout = state_.layout();
   std::vector<std::vector<params::Range>> zeros;
+  const params::Layout& layout = state_.layout();
   for (const params::Group& group : layout.groups()) {
     std::vector<params::Range>& own = zeros.emplace_back();
-    std::int64_t begin = group.elements.begin;
-    const auto add_until = [&](std::int64_t end) {
-      if (end > begin) own.push_back({begin, end});
-    };
-    for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
-      const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
-      if (!layout.table().row(block.row).in_products) continue;
-      add_until(block.offset);
-      begin = block.offset + block.elements();
+    for (const auto& [range, in_products] : split_by_row(
+             layout, group, [](const params::Parameter& row) { return row.in_products; })) {
+      if (!in_products) own.push_back(range);
     }
-    add_until(group.elements.end);
   }
   return zeros;
 }
@@ -232,9 +253,21 @@ void GradientReducer::add_up(int group) {
   };
   // Over this rank's sets, as a tree that the one over ranks continues.
   if (!parts_.stage.joins_context()) {
-    std::vector<Tensor> all;
-    for (int set = 0; set < sets; ++set) all.push_back(of_set(set));
-    return ops_.add_up(all);
+    const params::Layout& layout = state_.layout();
+    const params::Group& own = layout.groups()[static_cast<std::size_t>(group)];
+    const int joined = parts_.stage.sets_of_call();
+    const auto in_first = [&](const params::Parameter& row) {
+      return joined > 1 && model::adds_up_leaves(row, parts_.stage.shares().tiles);
+    };
+    for (const auto& [range, first] : split_by_row(layout, own, in_first)) {
+      std::vector<Tensor> all;
+      for (int set = 0; set < sets; set += first ? joined : 1) {
+        all.push_back(
+            of_set(set).slice(0, range.begin - own.elements.begin, range.end - own.elements.begin));
+      }
+      ops_.add_up(all);
+    }
+    return;
   }
   parts_.stage.add_sets(
       [&](std::int64_t to, std::int64_t from) { ops_.add(of_set(to), of_set(to), of_set(from)); },

@@ -306,6 +306,12 @@ int Stage::set_of(int micro_batch, int leaf) const {
   return group * pairs + leaf % pairs;
 }
 
+int Stage::sets_of_call() const {
+  const Leaves& leaves = memory_->leaves();
+  const int calls = options_.micro_batches * leaves.calls();
+  return leaves.at_once > 1 && sets_ % calls == 0 ? sets_ / calls : 1;
+}
+
 void Stage::move_to(int data_rank) {
   options_.place.data_rank = data_rank;
   if (options_.zero > 0) {

@@ -13,6 +13,7 @@
 #include "trireme/comm/nccl.hpp"
 #include "trireme/model/block.hpp"
 #include "trireme/model/embedding_head.hpp"
+#include "trireme/model/tensor_parallel.hpp"
 #include "trireme/ops/workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
@@ -149,7 +150,10 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
       count_summed(m);
       if (head) count_gradients(m, 1);
     }
-    if (!head) count_gradients(leaf, most_sets_of_call(stage));
+    // Leaves that a call adds up follow each other.
+    const bool joins =
+        stage.sets_of_call() > 1 && model::adds_up_leaves(weight, stage.shares().tiles);
+    if (!head) count_gradients(leaf, joins ? 1 : most_sets_of_call(stage));
     if (head || weight.split != 1) continue;
     for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
       count_summed(chunk.size());

@@ -151,6 +151,75 @@ TEST_P(IndependentTest, GroupsOfRowsHaveTheBitsOfProductsOfTheirOwn) {
   EXPECT_ANY_THROW(ops->matmul(c, a, b, {.group_rows = 3}));
 }
 
+/// Sums of `terms` terms of `each` products, which add to what is there if there is one term, and
+/// sums over rows beside them: at once, and call by call.
+template <class T>
+void check_sums(bool reproducible, std::int64_t terms, std::int64_t each) {
+  struct Size {
+    std::int64_t m, n, k;
+  };
+  const std::vector<Size> sizes{{70, 203, 31}, {1, 5, 3}, {192, 400, 256}, {300, 9, 1}};
+  const std::int64_t count = terms * each;
+  for (const int threads : {1, 2, 8}) {
+    const auto ops = make_cpu_ops(threads, nullptr, reproducible);
+    const auto all = [&](bool at_once) {
+      std::vector<Array> results;
+      std::vector<ArrayOf<T>> factors;
+      std::vector<MatmulSum> sums(sizes.size());
+      results.reserve(100), factors.reserve(1000);
+      std::uint32_t stream = 0;
+      for (std::size_t s = 0; s < sizes.size(); ++s) {
+        const auto& [m, n, k] = sizes[s];
+        for (std::int64_t slots = terms; slots > 0; slots /= 2) {
+          sums[s].slots.emplace_back(results.emplace_back(random_array({m, n}, ++stream)));
+        }
+        for (std::int64_t i = 0; i < count; ++i) {
+          MatmulOptions options{.transpose_a = true, .accumulate = i % each > 0 || terms == 1};
+          if (s % 2 == 0 && i % each == 0) results.push_back(random_array({m}, ++stream));
+          if (s % 2 == 0) options.row_sum = results.back();
+          Tensor left = factors.emplace_back(array_of<T>({k, m}, ++stream, 2));
+          sums[s].products.push_back(
+              {{}, left, factors.emplace_back(array_of<T>({k, n}, ++stream, 0)), options});
+        }
+      }
+      if (at_once) {
+        ops->independent_sums(sums);
+        return results;
+      }
+      for (const MatmulSum& sum : sums) {
+        sum_pairwise(
+            terms,
+            [&](std::int64_t term, std::int64_t slot) {
+              for (std::int64_t i = 0; i < each; ++i) {
+                const Matmul p = sum.product(term, i, slot);
+                ops->matmul(p.c, p.a, p.b, p.options);
+              }
+            },
+            [&](std::int64_t to, std::int64_t from) {
+              const Tensor& total = sum.slots[static_cast<std::size_t>(to)];
+              ops->add(total, total, sum.slots[static_cast<std::size_t>(from)]);
+            });
+      }
+      return results;
+    };
+    const std::vector<Array> actual = all(true), expected = all(false);
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      expect_same_bits(
+          actual[i], expected[i],
+          fmt::format("result {} of {} terms of {} on {} threads", i, terms, each, threads));
+    }
+  }
+}
+
+TEST_P(IndependentTest, SumsOfProductsHaveTheBitsOfSingleCalls) {
+  for (const auto& [terms, each] : {std::array<std::int64_t, 2>{1, 1}, {1, 3}, {4, 1}, {8, 2}}) {
+    check_sums<float>(true, terms, each);
+    check_sums<float>(false, terms, each);
+    check_sums<Bf16>(true, terms, each);
+  }
+  make_cpu_ops(2)->independent_sums({});  // none: nothing happens
+}
+
 TEST(Independent, SumsOfOtherFormsAreRefused) {
   const auto ops = make_cpu_ops(2, nullptr, true);
   Array a({4, 3}), b({3, 5}), sum({4, 5}), level({4, 5}), wrong({2, 5});

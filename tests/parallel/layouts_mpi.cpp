@@ -85,31 +85,35 @@ TEST(Layouts, EqualOneRankBitForBit) {
   }
 }
 
-// Three sequences to a set of gradients, and micro-batches that begin and end inside sets:
-// sequences of different sets add to them at once.
+// Three sequences to a set of gradients, and micro-batches that begin and end inside sets, whose
+// sequences add to different sets at once, or have several sets whole.
 TEST(Layouts, MicroBatchesCutSets) {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  const model::ModelConfig config = quick_model(false);
-  for (const DType compute : {DType::f32, DType::bf16}) {
-    const RunSettings settings{.steps = 2, .global_batch = 24, .compute = compute};
-    const RunResult one = run_layout(config, {}, settings, MPI_COMM_SELF);
-    for (LayoutCase layout :
-         {LayoutCase{.micro_batch = 2}, LayoutCase{.micro_batch = 4}, LayoutCase{.micro_batch = 6},
-          LayoutCase{.micro_batch = 12}, LayoutCase{.micro_batch = 24}, LayoutCase{.tensor = 2},
-          LayoutCase{.data = 2, .zero = 3, .micro_batch = 4}}) {
-      if (layout.ranks() > size) continue;
-      if (layout.tensor == 2) layout.micro_batch = 8;
-      MPI_Comm sub = MPI_COMM_NULL;
-      MPI_Comm_split(MPI_COMM_WORLD, rank < layout.ranks() ? 0 : MPI_UNDEFINED, rank, &sub);
-      if (sub == MPI_COMM_NULL) continue;
-      for (layout.threads = 1; layout.threads <= 4; layout.threads += 3) {
-        const RunResult found = run_layout(config, layout, settings, sub);
-        EXPECT_EQ(first_difference(one, found), "") << name_of(compute) << layout.to_string();
-        EXPECT_EQ(found.fault, "") << name_of(compute) << layout.to_string();
+  for (const bool llama : {false, true}) {
+    const model::ModelConfig config = quick_model(llama);
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      const RunSettings settings{.steps = 2, .global_batch = 24, .compute = compute};
+      const RunResult one = run_layout(config, {}, settings, MPI_COMM_SELF);
+      for (LayoutCase layout : {LayoutCase{.micro_batch = 2}, LayoutCase{.micro_batch = 4},
+                                LayoutCase{.micro_batch = 6}, LayoutCase{.micro_batch = 12},
+                                LayoutCase{.micro_batch = 24}, LayoutCase{.tensor = 2},
+                                LayoutCase{.data = 2, .zero = 3, .micro_batch = 4},
+                                LayoutCase{.schedule = "zero-bubble", .micro_batch = 12},
+                                LayoutCase{.pipeline = 2, .data = 2, .micro_batch = 6}}) {
+        if (layout.ranks() > size) continue;
+        if (layout.tensor == 2) layout.micro_batch = 12;
+        MPI_Comm sub = MPI_COMM_NULL;
+        MPI_Comm_split(MPI_COMM_WORLD, rank < layout.ranks() ? 0 : MPI_UNDEFINED, rank, &sub);
+        if (sub == MPI_COMM_NULL) continue;
+        for (layout.threads = 1; layout.threads <= 4; layout.threads += 3) {
+          const RunResult found = run_layout(config, layout, settings, sub);
+          EXPECT_EQ(first_difference(one, found), "") << name_of(compute) << layout.to_string();
+          EXPECT_EQ(found.fault, "") << name_of(compute) << layout.to_string();
+        }
+        MPI_Comm_free(&sub);
       }
-      MPI_Comm_free(&sub);
     }
   }
 }

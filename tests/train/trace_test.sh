@@ -44,7 +44,7 @@ losses() { grep -oE '"(loss|gradient_norm)": ?[^,}]*' "$work/$1/attempts/0001/me
 train tiles --trace --train.quiet=false --numerics.reproducible true --train.batch 8 --model.sequence 256
 grep -q '^workspace' "$work/tiles.log" || fail "no table of memory"
 grep 'differs by' "$work/tiles.log" && fail "memory of a traced run in reproducible mode is not as predicted"
-for name in independent_attention independent_attention_backward sum_of_matmuls independent_matmuls independent_row_sums; do
+for name in independent_attention independent_attention_backward sum_of_matmuls independent_matmuls independent_sums independent_row_sums; do
   [ "$(events tiles $name 0)" -gt 0 ] || fail "no $name in the trace of reproducible mode"
 done
 exit $failures

@@ -181,6 +181,11 @@ void for_each_round(const UnitContext& context, const Visit& visit) {
   }
 }
 
+/// Whether a call that has whole sums (UnitContext::whole_sums) adds up those of a row of the table
+/// into the first leaf's: of a linear layer, and no head of it is in several tiles, whose sums over
+/// tiles precede those over leaves.
+bool adds_up_leaves(const params::Parameter& row, const params::Tiles& tiles);
+
 /// Reduces `value` over the tensor group in place and waits.
 void reduce_over_tensor(const UnitContext& context, const Tensor& value, comm::Reduction reduction);
 
@@ -231,6 +236,7 @@ class RowParallel {
                        std::span<const Tensor> x) const;
 
  private:
+  params::Parameter shape_;  // of the weight
   int weight_ = -1, bias_ = -1;
 };
 

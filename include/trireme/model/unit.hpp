@@ -283,6 +283,9 @@ struct UnitContext {
   /// One or more, of equal numbers of rows in this order. More than one only where all rows are the
   /// rank's.
   std::vector<LeafSums> leaves;
+  /// The leaves are all that add to their gradients: gradients of weights of linear layers
+  /// (adds_up_leaves) may be added up at once into those of the first leaf.
+  bool whole_sums = false;
   UnitMemory memory;  // the unit's, for this call
   Mode mode = Mode::train;
   std::uint64_t seed = 0;  // of dropout

@@ -1,6 +1,7 @@
 // Operations that pass every call to one function, for wrappers around a backend; and tracing.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -84,6 +85,11 @@ class TracedOps final : public ForwardingOps<TracedOps> {
                       std::span<const Matmul> products) override {
     if (products.size() == 1) return Ops::sum_of_matmuls(sum, levels, products);
     trace("sum_of_matmuls", [&] { inner_->sum_of_matmuls(sum, levels, products); });
+  }
+  void independent_sums(std::span<const MatmulSum> sums) override {
+    const auto single = [](const MatmulSum& sum) { return sum.products.size() == 1; };
+    if (std::ranges::all_of(sums, single)) return Ops::independent_sums(sums);
+    trace("independent_sums", [&] { inner_->independent_sums(sums); });
   }
   void independent_row_sums(std::span<const RowSums> calls) override {
     if (calls.size() == 1) return Ops::independent_row_sums(calls);

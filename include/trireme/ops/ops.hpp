@@ -50,6 +50,25 @@ struct Matmul {
   MatmulOptions options;
 };
 
+/// A sum of products, slots[0] [m, n]. The products are 2^i terms of equally many neighbors, for
+/// 1 + i slots of one shape. A term's products are added one after the other, to what slots[0]
+/// holds if there is one term and the first product has `accumulate`; then the terms as
+/// add_pairwise adds them. Products have no `c`, and of the options only the transpositions,
+/// `accumulate`, which all but a term's first have, and row_sum.
+struct MatmulSum {
+  std::vector<Tensor> slots;  // the others hold sums of some terms
+  std::vector<Matmul> products;
+
+  std::int64_t terms() const { return std::int64_t{1} << (slots.size() - 1); }
+  std::int64_t products_of_term() const { return std::ssize(products) / terms(); }
+  /// Product number `i` of the term, into a slot.
+  Matmul product(std::int64_t term, std::int64_t i, std::int64_t slot) const {
+    Matmul p = products[static_cast<std::size_t>(term * products_of_term() + i)];
+    p.c = slots[static_cast<std::size_t>(slot)];
+    return p;
+  }
+};
+
 /// Which keys a query sees: those at positions up to its own (causal) in its own document.
 struct AttentionMask {
   bool causal = true;
@@ -170,6 +189,29 @@ class Ops : public Interface {
           matmul(slot(to), p.a, p.b, p.options);
         },
         [&](std::int64_t to, std::int64_t from) { add(slot(to), slot(to), slot(from)); });
+  }
+  /// Sums of as many terms each, none of which reads or writes what another one writes: with the
+  /// bits of matmul and add.
+  virtual void independent_sums(std::span<const MatmulSum> sums) {
+    if (sums.empty()) return;
+    sum_pairwise(
+        sums.front().terms(),
+        [&](std::int64_t term, std::int64_t slot) {
+          std::vector<Matmul> products;
+          for (std::int64_t i = 0; i == 0 || !products.empty(); ++i) {
+            products.clear();
+            for (const MatmulSum& sum : sums) {
+              if (i < sum.products_of_term()) products.push_back(sum.product(term, i, slot));
+            }
+            independent_matmuls(products);
+          }
+        },
+        [&](std::int64_t to, std::int64_t from) {
+          for (const MatmulSum& sum : sums) {
+            const Tensor& total = sum.slots[static_cast<std::size_t>(to)];
+            add(total, total, sum.slots[static_cast<std::size_t>(from)]);
+          }
+        });
   }
   /// sum [C] += Σ_rows x [R, C]; bias gradients. Strided in rows.
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;

@@ -100,6 +100,9 @@ class Stage {
   /// The set to which a leaf of a micro-batch adds its gradients and losses: by group of sequences,
   /// then by pair of chunks (model::ContextPart).
   int set_of(int micro_batch, int leaf) const;
+  /// The sets that a call adds to where it has all leaves of each (UnitContext::whole_sums), a
+  /// power of two; else 1.
+  int sets_of_call() const;
   /// Adds up the sets into set 0, in the tree that every layout has: add(to, from) over pairs of
   /// chunks; join(set), which continues with those of other ranks; then over groups of sequences.
   template <class Add, class Join>

@@ -40,6 +40,7 @@ struct Parameter {
   std::vector<int> units;    // which units use it, ascending; a tied weight has two
   bool decay = false;        // weight decay applies
   bool in_products = false;  // a matrix of matrix products: counts in N of MFU
+  bool linear = false;       // the weight of a linear layer of a block
   Initialization initialization;
 };
 

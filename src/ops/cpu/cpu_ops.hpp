@@ -31,6 +31,7 @@ class CpuOps final : public Ops {
   void independent_matmuls(std::span<const Matmul> products) override;
   void sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
                       std::span<const Matmul> products) override;
+  void independent_sums(std::span<const MatmulSum> sums) override;
   void independent_attention(std::span<const AttentionHeads> calls, const AttentionMask& mask,
                              float scale, const Dropout& dropout, const Tensor& samples) override;
   void independent_attention_backward(std::span<const AttentionHeads> calls,
@@ -56,6 +57,7 @@ class CpuOps final : public Ops {
                  float epsilon);
   // Products of fp32 and of bf16 factors, whose shapes are checked, without row sums.
   void float_matmuls(std::span<const Matmul> products);
+  void add_row_sums(std::span<const MatmulSum> sums);  // of the products' options
   void narrow_matmuls(std::span<const Matmul> products);
   // Sums of products: product i is written to products[i].c, one of `slots` of sum_pairwise.
   void sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);

@@ -224,6 +224,73 @@ void CpuOps::sum_float_matmuls(std::span<const Matmul> products, std::span<const
   });
 }
 
+void CpuOps::add_row_sums(std::span<const MatmulSum> sums) {
+  std::vector<RowSums> calls;
+  for (std::int64_t i = 0; i == 0 || !calls.empty(); ++i) {  // number i of each term
+    calls.clear();
+    for (const MatmulSum& sum : sums) {
+      for (std::int64_t term = 0; i < sum.products_of_term() && term < sum.terms(); ++term) {
+        const Matmul p = sum.product(term, i, 0);
+        if (p.options.row_sum) calls.push_back({.dgain = p.options.row_sum, .dy = p.a});
+      }
+    }
+    independent_row_sums(calls);
+  }
+}
+
+void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
+  const auto in_pieces = [&](const MatmulSum& sum) {
+    return reproducible_ && sum.products.front().a.type() == DType::f32;
+  };
+  if (!std::ranges::all_of(sums, in_pieces)) return Ops::independent_sums(sums);
+  add_row_sums(sums);
+  struct Sum {
+    std::vector<Rows<float>> slots;
+    std::vector<FloatProduct> products;
+  };
+  struct Task {
+    const Sum* sum;
+    Range rows, columns;
+  };
+  std::vector<Sum> all(sums.size());
+  std::vector<Task> tasks;
+  for (std::size_t s = 0; s < sums.size(); ++s) {
+    const MatmulSum& from = sums[s];
+    for (const Tensor& slot : from.slots) all[s].slots.push_back(rows_of(slot));
+    sum_pairwise(
+        from.terms(),
+        [&](std::int64_t term, std::int64_t slot) {
+          for (std::int64_t i = 0; i < from.products_of_term(); ++i) {
+            all[s].products.emplace_back(from.product(term, i, slot));
+          }
+        },
+        [](std::int64_t, std::int64_t) {});
+    const FloatProduct& first = all[s].products.front();
+    if (first.m == 0 || first.n == 0) continue;
+    const Pieces pieces = first.pieces();
+    for (std::int64_t i = 0; i < pieces.count(); ++i) {
+      tasks.push_back({&all[s], pieces.rows(i), pieces.columns(i)});
+    }
+  }
+  // A piece's products follow each other while its sums are in a core's cache.
+  parallel_tasks(threads_, std::ssize(tasks), [&](std::int64_t task, int /*thread*/) {
+    const auto& [sum, rows, columns] = tasks[static_cast<std::size_t>(task)];
+    const std::int64_t terms = std::int64_t{1} << (sum->slots.size() - 1);
+    const std::int64_t each = std::ssize(sum->products) / terms;
+    sum_pairwise(
+        terms,
+        [&](std::int64_t term, std::int64_t /*slot*/) {
+          for (std::int64_t i = term * each; i < (term + 1) * each; ++i) {
+            sum->products[static_cast<std::size_t>(i)].compute(rows, columns);
+          }
+        },
+        [&](std::int64_t to, std::int64_t from) {
+          add_block(sum->slots[static_cast<std::size_t>(to)],
+                    sum->slots[static_cast<std::size_t>(from)], rows, columns);
+        });
+  });
+}
+
 void CpuOps::float_matmuls(std::span<const Matmul> products) {
   const std::vector<FloatProduct> all(products.begin(), products.end());
   if (reproducible_) {
