@@ -61,14 +61,10 @@ struct WeightProduct {
 void add_weight_products(const UnitContext& context, const params::Parameter& shape, int weight,
                          int bias, std::span<const WeightProduct> tiles) {
   const std::vector<LeafSums>& leaves = context.leaves;
-  // Runs of leaves that add to the same gradients; the last one ends with the leaves.
-  std::vector<std::size_t> begins;
-  for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
-    if (leaf == 0 || leaves[leaf].gradients != leaves[leaf - 1].gradients) begins.push_back(leaf);
-  }
-  const std::size_t runs = begins.size();
-  begins.push_back(leaves.size());
+  const std::vector<std::size_t> begins = leaf_runs(context);
+  const std::size_t runs = begins.size() - 1;
   const bool joins = context.whole_sums && adds_up_leaves(shape, context.shares.tiles);
+  TRIREME_ASSERT(!joins || std::has_single_bit(runs), "sums of {} leaves", runs);
   std::vector<ops::MatmulSum> sums;
   for (const WeightProduct& product : tiles) {
     const auto gradient = [&](std::size_t run) {
@@ -164,6 +160,16 @@ int tree_levels(const params::Tiles& tiles) {
   int levels = 0;
   while ((1 << levels) < tiles.count) ++levels;
   return levels;
+}
+
+std::vector<std::size_t> leaf_runs(const UnitContext& context) {
+  const std::vector<LeafSums>& leaves = context.leaves;
+  std::vector<std::size_t> begins;
+  for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+    if (leaf == 0 || leaves[leaf].gradients != leaves[leaf - 1].gradients) begins.push_back(leaf);
+  }
+  begins.push_back(leaves.size());
+  return begins;
 }
 
 bool adds_up_leaves(const params::Parameter& row, const params::Tiles& tiles) {

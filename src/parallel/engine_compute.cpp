@@ -70,7 +70,7 @@ model::UnitContext Engine::context(const model::Microbatch& tokens, const UnitAc
           .tensor = tensor_,
           .values = state_.values(),
           .leaves = std::move(leaves),
-          .whole_sums = train && stage_.sets_of_call() > 1,
+          .whole_sums = stage_.sets_of_call() > 1,
           .memory = memory_.unit(action, call),
           .mode = walk_.mode,
           .seed = options_.seed,

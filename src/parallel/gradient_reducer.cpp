@@ -4,8 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "trireme/model/tensor_parallel.hpp"
-
 namespace trireme::parallel {
 
 namespace {
@@ -145,8 +143,8 @@ std::vector<std::vector<bool>> GradientReducer::find_written_first() const {
 }
 
 std::vector<std::vector<params::Range>> GradientReducer::plan_zeros() const {
-  std::vector<std::vector<params::Range>> zeros;
   const params::Layout& layout = state_.layout();
+  std::vector<std::vector<params::Range>> zeros;
   for (const params::Group& group : layout.groups()) {
     std::vector<params::Range>& own = zeros.emplace_back();
     for (const auto& [range, in_products] : split_by_row(
@@ -255,13 +253,12 @@ void GradientReducer::add_up(int group) {
   if (!parts_.stage.joins_context()) {
     const params::Layout& layout = state_.layout();
     const params::Group& own = layout.groups()[static_cast<std::size_t>(group)];
-    const int joined = parts_.stage.sets_of_call();
     const auto in_first = [&](const params::Parameter& row) {
-      return joined > 1 && model::adds_up_leaves(row, parts_.stage.shares().tiles);
+      return parts_.stage.joined_sets(row) > 1;
     };
     for (const auto& [range, first] : split_by_row(layout, own, in_first)) {
       std::vector<Tensor> all;
-      for (int set = 0; set < sets; set += first ? joined : 1) {
+      for (int set = 0; set < sets; set += first ? parts_.stage.sets_of_call() : 1) {
         all.push_back(
             of_set(set).slice(0, range.begin - own.elements.begin, range.end - own.elements.begin));
       }

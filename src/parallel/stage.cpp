@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "trireme/model/tensor_parallel.hpp"
+
 namespace trireme::parallel {
 
 namespace {
@@ -307,9 +309,12 @@ int Stage::set_of(int micro_batch, int leaf) const {
 }
 
 int Stage::sets_of_call() const {
-  const Leaves& leaves = memory_->leaves();
-  const int calls = options_.micro_batches * leaves.calls();
-  return leaves.at_once > 1 && sets_ % calls == 0 ? sets_ / calls : 1;
+  const int calls = options_.micro_batches * memory_->leaves().calls();
+  return sets_ % calls == 0 ? sets_ / calls : 1;
+}
+
+int Stage::joined_sets(const params::Parameter& row) const {
+  return model::adds_up_leaves(row, shares_.tiles) ? sets_of_call() : 1;
 }
 
 void Stage::move_to(int data_rank) {

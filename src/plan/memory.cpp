@@ -13,7 +13,6 @@
 #include "trireme/comm/nccl.hpp"
 #include "trireme/model/block.hpp"
 #include "trireme/model/embedding_head.hpp"
-#include "trireme/model/tensor_parallel.hpp"
 #include "trireme/ops/workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
@@ -24,8 +23,8 @@ namespace trireme::plan {
 
 namespace {
 
-/// Most leaves of a call that add to different gradients, and thus do so at once
-/// (model::for_each_round). More at once never take less workspace.
+/// Most leaves of a call that add to different gradients, and thus do so at once where they are not
+/// added up one after the other. More at once never take less workspace.
 std::int64_t most_sets_of_call(const parallel::Stage& stage) {
   const parallel::Leaves& leaves = stage.memory().leaves();
   if (leaves.at_once == 1) return 1;
@@ -151,9 +150,7 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
       if (head) count_gradients(m, 1);
     }
     // Leaves that a call adds up follow each other.
-    const bool joins =
-        stage.sets_of_call() > 1 && model::adds_up_leaves(weight, stage.shares().tiles);
-    if (!head) count_gradients(leaf, joins ? 1 : most_sets_of_call(stage));
+    if (!head) count_gradients(leaf, stage.joined_sets(weight) > 1 ? 1 : most_sets_of_call(stage));
     if (head || weight.split != 1) continue;
     for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
       count_summed(chunk.size());

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -162,22 +161,21 @@ void for_each_row_tile(const UnitContext& context, std::size_t leaf, const Visit
   }
 }
 
+/// Where runs of neighbors begin that add to the same gradients, and the number of leaves.
+std::vector<std::size_t> leaf_runs(const UnitContext& context);
+
 /// visit(leaves), the numbers of leaves that add to different gradients and may thus do so at once,
 /// until all leaves have been visited. Those that add to the same gradients come in their order.
 template <class Visit>
 void for_each_round(const UnitContext& context, const Visit& visit) {
-  std::vector<std::size_t> waiting(context.leaves.size());
-  std::iota(waiting.begin(), waiting.end(), 0);
-  while (!waiting.empty()) {
-    std::vector<std::size_t> round, later;
-    for (const std::size_t leaf : waiting) {
-      const bool taken = std::ranges::any_of(round, [&](std::size_t other) {
-        return context.leaves[other].gradients == context.leaves[leaf].gradients;
-      });
-      (taken ? later : round).push_back(leaf);
+  const std::vector<std::size_t> begins = leaf_runs(context);
+  for (std::size_t i = 0;; ++i) {
+    std::vector<std::size_t> round;
+    for (std::size_t run = 0; run + 1 < begins.size(); ++run) {
+      if (begins[run] + i < begins[run + 1]) round.push_back(begins[run] + i);
     }
+    if (round.empty()) return;
     visit(std::span<const std::size_t>(round));
-    waiting = std::move(later);
   }
 }
 

@@ -280,11 +280,11 @@ struct UnitContext {
   const Shares& shares;
   const TensorGroup& tensor;
   const ParameterViews& values;
-  /// One or more, of equal numbers of rows in this order. More than one only where all rows are the
-  /// rank's.
+  /// One or more, of equal numbers of rows in this order; those that add to the same gradients are
+  /// neighbors. More than one only where all rows are the rank's.
   std::vector<LeafSums> leaves;
-  /// The leaves are all that add to their gradients: gradients of weights of linear layers
-  /// (adds_up_leaves) may be added up at once into those of the first leaf.
+  /// The leaves are all that add to their gradients, which are a power of two: those of weights of
+  /// linear layers (adds_up_leaves) are added up at once into the first leaf's.
   bool whole_sums = false;
   UnitMemory memory;  // the unit's, for this call
   Mode mode = Mode::train;

@@ -54,13 +54,17 @@ struct Matmul {
 /// 1 + i slots of one shape. A term's products are added one after the other, to what slots[0]
 /// holds if there is one term and the first product has `accumulate`; then the terms as
 /// add_pairwise adds them. Products have no `c`, and of the options only the transpositions,
-/// `accumulate`, which all but a term's first have, and row_sum.
+/// `accumulate`, which all but a term's first have, and row_sum, of which terms have their own.
 struct MatmulSum {
   std::vector<Tensor> slots;  // the others hold sums of some terms
   std::vector<Matmul> products;
 
   std::int64_t terms() const { return std::int64_t{1} << (slots.size() - 1); }
-  std::int64_t products_of_term() const { return std::ssize(products) / terms(); }
+  std::int64_t products_of_term() const {
+    TRIREME_ASSERT(!products.empty() && std::ssize(products) % terms() == 0,
+                   "{} products of {} terms", products.size(), terms());
+    return std::ssize(products) / terms();
+  }
   /// Product number `i` of the term, into a slot.
   Matmul product(std::int64_t term, std::int64_t i, std::int64_t slot) const {
     Matmul p = products[static_cast<std::size_t>(term * products_of_term() + i)];
@@ -194,6 +198,10 @@ class Ops : public Interface {
   /// bits of matmul and add.
   virtual void independent_sums(std::span<const MatmulSum> sums) {
     if (sums.empty()) return;
+    for (const MatmulSum& sum : sums) {
+      TRIREME_ASSERT(sum.terms() == sums.front().terms(), "sums of {} and {} terms", sum.terms(),
+                     sums.front().terms());
+    }
     sum_pairwise(
         sums.front().terms(),
         [&](std::int64_t term, std::int64_t slot) {

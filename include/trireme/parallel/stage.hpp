@@ -103,6 +103,8 @@ class Stage {
   /// The sets that a call adds to where it has all leaves of each (UnitContext::whole_sums), a
   /// power of two; else 1.
   int sets_of_call() const;
+  /// The sets whose sums for a row of the table a call adds up into the first of them; 1: none.
+  int joined_sets(const params::Parameter& row) const;
   /// Adds up the sets into set 0, in the tree that every layout has: add(to, from) over pairs of
   /// chunks; join(set), which continues with those of other ranks; then over groups of sequences.
   template <class Add, class Join>

@@ -57,8 +57,8 @@ class CpuOps final : public Ops {
                  float epsilon);
   // Products of fp32 and of bf16 factors, whose shapes are checked, without row sums.
   void float_matmuls(std::span<const Matmul> products);
-  void add_row_sums(std::span<const MatmulSum> sums);  // of the products' options
   void narrow_matmuls(std::span<const Matmul> products);
+  void add_row_sums(std::span<const MatmulSum> sums);  // of the products' options
   // Sums of products: product i is written to products[i].c, one of `slots` of sum_pairwise.
   void sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
   void sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);

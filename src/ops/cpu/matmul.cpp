@@ -225,25 +225,34 @@ void CpuOps::sum_float_matmuls(std::span<const Matmul> products, std::span<const
 }
 
 void CpuOps::add_row_sums(std::span<const MatmulSum> sums) {
-  std::vector<RowSums> calls;
-  for (std::int64_t i = 0; i == 0 || !calls.empty(); ++i) {  // number i of each term
-    calls.clear();
+  std::int64_t most = 0;
+  for (const MatmulSum& sum : sums) most = std::max(most, sum.products_of_term());
+  for (std::int64_t i = 0; i < most; ++i) {
+    std::vector<RowSums> calls;
     for (const MatmulSum& sum : sums) {
       for (std::int64_t term = 0; i < sum.products_of_term() && term < sum.terms(); ++term) {
         const Matmul p = sum.product(term, i, 0);
         if (p.options.row_sum) calls.push_back({.dgain = p.options.row_sum, .dy = p.a});
       }
     }
-    independent_row_sums(calls);
+    if (!calls.empty()) independent_row_sums(calls);
   }
 }
 
 void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
+  const auto single = [](const MatmulSum& sum) { return sum.products.size() == 1; };
+  if (std::ranges::all_of(sums, single)) return Ops::independent_sums(sums);
+  add_row_sums(sums);
   const auto in_pieces = [&](const MatmulSum& sum) {
     return reproducible_ && sum.products.front().a.type() == DType::f32;
   };
-  if (!std::ranges::all_of(sums, in_pieces)) return Ops::independent_sums(sums);
-  add_row_sums(sums);
+  if (!std::ranges::all_of(sums, in_pieces)) {
+    std::vector<MatmulSum> products(sums.begin(), sums.end());
+    for (MatmulSum& sum : products) {
+      for (Matmul& p : sum.products) p.options.row_sum = {};
+    }
+    return Ops::independent_sums(products);
+  }
   struct Sum {
     std::vector<Rows<float>> slots;
     std::vector<FloatProduct> products;
