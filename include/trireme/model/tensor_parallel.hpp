@@ -7,7 +7,6 @@
 // Layers with parameters: column-parallel and row-parallel linear maps.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>

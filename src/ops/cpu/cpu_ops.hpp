@@ -59,8 +59,8 @@ class CpuOps final : public Ops {
   void float_matmuls(std::span<const Matmul> products);
   void narrow_matmuls(std::span<const Matmul> products);
   void add_row_sums(std::span<const MatmulSum> sums);  // of the products' options
-  // Sums of products: product i is written to products[i].c, one of `slots` of sum_pairwise.
-  void sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
+  void float_sums(std::span<const MatmulSum> sums);    // without row sums
+  /// A sum of products: product i is written to products[i].c, one of `slots` of sum_pairwise.
   void sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
   std::vector<Problem> problems_of(std::span<const AttentionHeads> calls, const AttentionMask& mask,
                                    float scale, const Dropout& dropout, const Tensor& samples);

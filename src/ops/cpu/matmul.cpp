@@ -202,26 +202,9 @@ void CpuOps::sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
         product_shape(p.c, p.a, p.b, p.options);
       },
       [](std::int64_t, std::int64_t) {});
-  narrow ? sum_narrow_matmuls(all, slots) : sum_float_matmuls(all, slots);
-}
-
-void CpuOps::sum_float_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots) {
-  const std::vector<FloatProduct> all(products.begin(), products.end());
-  std::vector<Rows<float>> sums;
-  for (const Tensor& slot : slots) sums.push_back(rows_of(slot));
-  const Pieces pieces = all.front().pieces();
-  parallel_tasks(threads_, pieces.count(), [&](std::int64_t piece, int /*thread*/) {
-    const Range rows = pieces.rows(piece), columns = pieces.columns(piece);
-    sum_pairwise(
-        std::ssize(all),
-        [&](std::int64_t i, std::int64_t /*slot*/) {
-          all[static_cast<std::size_t>(i)].compute(rows, columns);
-        },
-        [&](std::int64_t to, std::int64_t from) {
-          add_block(sums[static_cast<std::size_t>(to)], sums[static_cast<std::size_t>(from)], rows,
-                    columns);
-        });
-  });
+  if (narrow) return sum_narrow_matmuls(all, slots);
+  const MatmulSum own{slots, all};
+  float_sums({&own, 1});
 }
 
 void CpuOps::add_row_sums(std::span<const MatmulSum> sums) {
@@ -253,6 +236,10 @@ void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
     }
     return Ops::independent_sums(products);
   }
+  float_sums(sums);
+}
+
+void CpuOps::float_sums(std::span<const MatmulSum> sums) {
   struct Sum {
     std::vector<Rows<float>> slots;
     std::vector<FloatProduct> products;
