@@ -309,9 +309,8 @@ int Stage::set_of(int micro_batch, int leaf) const {
 }
 
 int Stage::sets_of_call() const {
-  // In bf16 sums of single products take longer than one pass over all sets.
   const int calls = options_.micro_batches * memory_->leaves().calls();
-  return !shares_.narrow() && sets_ % calls == 0 ? sets_ / calls : 1;
+  return sets_ % calls == 0 ? sets_ / calls : 1;
 }
 
 int Stage::joined_sets(const params::Parameter& row) const {

@@ -100,7 +100,10 @@ double agree_on_peak(const RunConfig& config, comm::Communicator& world, int wor
   double own = 0;
   comm::agree(world, [&] {
     if (replica == nullptr) return;
-    own = plan::measure_peak(replica->ops(), replica->state().device(),
+    device::Device& device = replica->state().device();
+    // On the host in fast mode, and in workspace that is not the run's.
+    const auto host = device.is_host() ? ops::make_cpu_ops(replica->threads()) : nullptr;
+    own = plan::measure_peak(host ? *host : replica->ops(), device,
                              replica->stage().options().compute, replica->stage().model(),
                              config.train.micro_batch * config.model.sequence,
                              plan::PeakEffort::quick, [&](const std::string& product) {

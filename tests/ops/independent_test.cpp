@@ -1,5 +1,7 @@
 // Several calls at once, which threads share, have the bits of the single calls that Ops makes of
 // them where a backend does not override it.
+#include <set>
+
 #include <fmt/format.h>
 
 #include "trireme/device/memory.hpp"
@@ -162,6 +164,7 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each) {
   const std::int64_t count = terms * each;
   for (const int threads : {1, 2, 8}) {
     const auto ops = make_cpu_ops(threads, nullptr, reproducible);
+    std::set<std::size_t> others;  // slots, which hold sums of some terms or what they held
     const auto all = [&](bool at_once) {
       std::vector<Array> results;
       std::vector<ArrayOf<T>> factors;
@@ -171,6 +174,7 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each) {
       for (std::size_t s = 0; s < sizes.size(); ++s) {
         const auto& [m, n, k] = sizes[s];
         for (std::int64_t slots = terms; slots > 0; slots /= 2) {
+          if (slots < terms) others.insert(results.size());
           sums[s].slots.emplace_back(results.emplace_back(random_array({m, n}, ++stream)));
         }
         for (std::int64_t i = 0; i < count; ++i) {
@@ -204,6 +208,7 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each) {
     };
     const std::vector<Array> actual = all(true), expected = all(false);
     for (std::size_t i = 0; i < actual.size(); ++i) {
+      if (others.contains(i)) continue;
       expect_same_bits(
           actual[i], expected[i],
           fmt::format("result {} of {} terms of {} on {} threads", i, terms, each, threads));

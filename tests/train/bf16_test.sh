@@ -39,6 +39,8 @@ if grep -Eq '^ *bf16 products *(AMX|AVX512_BF16)' <("$TRIREME" info); then
   # Where chunks of rows are in flight, and where a vocabulary tile is longer than what a product sums at once.
   run 2 chunks bf16 --parallel.tensor 2 --model.width 512 --model.sequence 1000 --train.batch 3 --train.micro_batch 3 --train.steps 1 >>out-narrow
   run 1 tiles bf16 --numerics.reproducible true --model.width 128 --model.vocabulary 50257 --model.sequence 128 --train.micro_batch 8 --train.steps 1 >>out-narrow
+  # Where the products that measure the peak take more than the run's, and calls of several sequences a set.
+  run 1 peak bf16 --numerics.reproducible true --numerics.virtual_data 4 --model.layers 2 --model.width 96 --model.heads 3 --model.sequence 64 --train.batch 24 --train.micro_batch 12 --train.steps 1 --train.peak measured --parallel.threads 2 >>out-narrow
   # Where sums for biases of a call take most.
   run 1 sums bf16 --numerics.reproducible true --numerics.virtual_tensor 1 --numerics.virtual_data 2 --model.layers 1 --model.width 4 --model.heads 1 --model.hidden 65536 --model.sequence 512 --train.batch 2 --train.micro_batch 2 --train.steps 1 --parallel.threads 2 >>out-narrow
   if grep -n 'differs by' out-narrow; then

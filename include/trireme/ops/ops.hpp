@@ -56,7 +56,7 @@ struct Matmul {
 /// add_pairwise adds them. Products have no `c`, and of the options only the transpositions,
 /// `accumulate`, which all but a term's first have, and row_sum, of which terms have their own.
 struct MatmulSum {
-  std::vector<Tensor> slots;  // the others hold sums of some terms
+  std::vector<Tensor> slots;  // the others may hold sums of some terms
   std::vector<Matmul> products;
 
   std::int64_t terms() const { return std::int64_t{1} << (slots.size() - 1); }

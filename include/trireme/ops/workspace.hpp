@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace trireme::ops {
 
@@ -33,6 +34,14 @@ std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool t
 /// The sum of two or more such products [m, inner[i]]·[inner[i], n].
 std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
                               int threads);
+/// Sums of more than one product with transposed left factors, leftᵀ [m, inner[i]]·[inner[i], n],
+/// of `terms` terms each: Ops::independent_sums in bf16. `shared`: all have the same right factors.
+struct ProductSumShape {
+  std::int64_t m = 0, n = 0;
+  std::vector<std::int64_t> inner;  // of each product
+};
+std::size_t cpu_left_sum_workspace(std::span<const ProductSumShape> sums, std::int64_t terms,
+                                   bool shared, int threads);
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums; of `calls`
 /// independent ones, the largest of which has `rows`, on `threads` threads.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs,

@@ -85,6 +85,7 @@ class Replica {
   Engine& engine() { return engine_; }
   const Engine& engine() const { return engine_; }
   ops::Ops& ops() { return *ops_; }
+  int threads() const { return options_.threads; }
 
  private:
   std::unique_ptr<ops::Ops> make_ops(device::MemoryLedger& ledger);

@@ -100,8 +100,8 @@ class Stage {
   /// The set to which a leaf of a micro-batch adds its gradients and losses: by group of sequences,
   /// then by pair of chunks (model::ContextPart).
   int set_of(int micro_batch, int leaf) const;
-  /// In fp32 the sets that a call adds to where it has all leaves of each
-  /// (UnitContext::whole_sums), a power of two; else 1.
+  /// The sets that a call adds to where it has all leaves of each (UnitContext::whole_sums), a
+  /// power of two; else 1.
   int sets_of_call() const;
   /// The sets whose sums for a row of the table a call adds up into the first of them; 1: none.
   int joined_sets(const params::Parameter& row) const;

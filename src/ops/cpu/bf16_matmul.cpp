@@ -1,36 +1,18 @@
 // Matrix products of bf16 factors. A task is a block of columns by a section of rows; it packs its
 // part of the right factor and, if that is transposed, of the left one. How a sum is divided
 // depends on the inner extent and on whether the left factor is transposed, not on the threads.
-// Long because products and sums of products share packing.
 #include <algorithm>
-#include <iterator>
-#include <numeric>
 #include <span>
 #include <vector>
 
 #include "trireme/ops/workspace.hpp"
 
-#include "bf16_tiles.hpp"
+#include "bf16_product.hpp"
 #include "cpu_ops.hpp"
-#include "rows.hpp"
 #include "threads.hpp"
 
 namespace trireme::ops {
 namespace {
-
-/// Near-equal blocks of [0, all), multiples of `unit` except the last.
-struct Blocks {
-  std::int64_t all = 0, each = 1;
-  Blocks(std::int64_t all, std::int64_t count, std::int64_t unit)
-      : all(all), each(std::max<std::int64_t>(1, parts(parts(all, unit), count)) * unit) {}
-  std::int64_t count() const { return parts(all, each); }
-  std::int64_t most() const { return std::min(all, each); }
-  std::int64_t begin(std::int64_t i) const { return i * each; }
-  std::int64_t end(std::int64_t i) const { return std::min(all, (i + 1) * each); }
-};
-
-// Inner extent that is summed at once; even.
-constexpr std::int64_t depth = 4096;
 
 /// How a product is divided. It depends on shape and threads alone, so that scratch is predictable.
 struct Cut {
@@ -94,20 +76,6 @@ struct Cut {
   }
 };
 
-/// One product and its result.
-struct Product {
-  Rows<Bf16> left;
-  Rows<Bf16> right = {};
-  Rows<float> wide_right = {};  // one of the two; rounded while packed
-  bool transpose_left, transpose_right;
-  Rows<float> wide = {};
-  Rows<Bf16> narrow = {};  // one of the two
-  bool accumulate;
-  const Bf16* bias = nullptr;
-  Rows<Bf16> gelu = {};        // [m, n] = gelu(product); absent: none
-  Rows<Bf16> gelu_input = {};  // [m, n], whose slopes multiply the product; absent: none
-};
-
 /// The activation of rows and columns that are still in the core's cache.
 void activate(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t column,
               std::int64_t columns) {
@@ -150,19 +118,6 @@ TileResult lower(TileResult result, std::int64_t rows) {
   if (result.narrow != nullptr) result.narrow += rows * result.stride;
   if (result.before != nullptr) result.before += rows * result.before_stride;
   return result;
-}
-
-/// words ← rows [from, from + k) and columns [column, column + n) of the right factor.
-void pack_right(const Product& p, std::int64_t from, std::int64_t k, std::int64_t column,
-                std::int64_t n, std::uint32_t* words) {
-  const std::int64_t row = p.transpose_right ? column : from;
-  const std::int64_t offset = p.transpose_right ? from : column;
-  if (p.wide_right.data != nullptr) {
-    bf16_tiles().pack_wide(k, n, p.transpose_right, p.wide_right.row(row) + offset,
-                           p.wide_right.stride, words);
-  } else {
-    bf16_tiles().pack(k, n, p.transpose_right, p.right.row(row) + offset, p.right.stride, words);
-  }
 }
 
 void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* scratch) {
@@ -228,73 +183,7 @@ struct Division {
   }
 };
 
-bool is_wide(const Matmul& p) {
-  return (p.options.before_gelu ? p.options.before_gelu : p.c).type() == DType::f32;
-}
-
-/// `work`: for the rounded bias.
-Product product_of(const Matmul& call, std::int64_t n, Bf16* work) {
-  const MatmulOptions& options = call.options;
-  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
-  const Tensor& product = gelu ? options.before_gelu : call.c;
-  Product p{.left = rows_of<Bf16>(call.a),
-            .transpose_left = options.transpose_a,
-            .transpose_right = options.transpose_b,
-            .accumulate = options.accumulate};
-  if (call.b.type() == DType::f32) {
-    p.wide_right = rows_of<float>(call.b);
-  } else {
-    p.right = rows_of<Bf16>(call.b);
-  }
-  if (is_wide(call)) {
-    TRIREME_ASSERT(!gelu && !dgelu, "an activation beside a product into {}",
-                   call.c.shape().to_string());
-    p.wide = rows_of<float>(product);
-  } else {
-    p.narrow = rows_of<Bf16>(product);
-  }
-  if (gelu) p.gelu = rows_of<Bf16>(call.c);
-  if (dgelu) p.gelu_input = rows_of<Bf16>(options.gelu_input);
-  p.bias = read_as(options.bias, n, work);
-  return p;
-}
-
-/// How a sum of products [m, n] is divided: into passes over blocks of columns, whose right factors
-/// are packed first. A task is a panel by some rows.
-struct SumDivision {
-  int threads;
-  std::int64_t rows = 1;       // of a task: sums of a few products stay in a core's cache
-  Blocks passes;               // of columns
-  std::size_t words = 0;       // of the packed right factors of a pass
-  std::size_t bias_bytes = 0;  // of a product's rounded bias
-  std::size_t bytes = 0;       // of scratch
-
-  SumDivision(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner, int most)
-      : threads(most), passes(n, 1, panel_columns), bias_bytes(rounded_vector_bytes(n)) {
-    if (m == 0 || n == 0) return;
-    const std::int64_t all = std::reduce(inner.begin(), inner.end());
-    if (m * n * all < (1 << 18)) threads = 1;
-    const std::int64_t wanted = all > 256 * std::ssize(inner) ? 256 : 64;
-    rows = std::max<std::int64_t>(1, wanted / bf16_tiles().rows) * bf16_tiles().rows;
-    const std::int64_t panel = std::max<std::int64_t>(1, words_of(inner, panel_columns));
-    const std::int64_t fit = std::max<std::int64_t>(1, threads * (std::int64_t{3} << 16) / panel);
-    passes = Blocks(n, parts(parts(n, panel_columns), fit), panel_columns);
-    words = static_cast<std::size_t>(words_of(inner, passes.most()));
-    bytes = words * sizeof(std::uint32_t) + inner.size() * bias_bytes;
-  }
-  static std::int64_t words_of(std::span<const std::int64_t> inner, std::int64_t columns) {
-    std::int64_t words = 0;
-    for (const std::int64_t k : inner) words += packed_words(k, columns);
-    return words;
-  }
-};
-
 }  // namespace
-
-std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
-                              int threads) {
-  return SumDivision(m, n, inner, threads).bytes;
-}
 
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
                                   bool wide, int threads) {
@@ -340,78 +229,6 @@ void CpuOps::narrow_matmuls(std::span<const Matmul> products) {
     run_task(*task.product, *task.cut, task.index,
              work + static_cast<std::size_t>(thread) * division.own);
   });
-}
-
-void CpuOps::sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots) {
-  const std::int64_t m = products[0].c.extent(0), n = products[0].c.extent(1);
-  std::vector<std::int64_t> inner;
-  for (const Matmul& p : products) inner.push_back(p.a.extent(1));
-  const SumDivision division(m, n, inner, threads_);
-  auto* work = scratch<std::byte>(division.bytes);
-  auto* words = reinterpret_cast<std::uint32_t*>(work);
-  work += division.words * sizeof(std::uint32_t);
-  std::vector<Product> all;
-  for (const Matmul& p : products) {
-    TRIREME_ASSERT(is_wide(p), "a sum of products into {}", p.c.shape().to_string());
-    all.push_back(product_of(p, n, reinterpret_cast<Bf16*>(work)));
-    work += division.bias_bytes;
-  }
-  std::vector<Rows<float>> sums;
-  for (const Tensor& slot : slots) sums.push_back(rows_of(slot));
-
-  const std::int64_t count = std::ssize(all), sections = parts(m, division.rows);
-  for (std::int64_t pass = 0; pass < division.passes.count(); ++pass) {
-    const std::int64_t first = division.passes.begin(pass), last = division.passes.end(pass);
-    const std::int64_t panels = parts(last - first, panel_columns);
-    // By panel, product and part of the inner extent.
-    const auto visit_panel = [&](std::int64_t panel, std::int64_t i, const auto& visit) {
-      std::uint32_t* to =
-          words + panel * SumDivision::words_of(inner, panel_columns) +
-          SumDivision::words_of(std::span(inner).first(static_cast<std::size_t>(i)), panel_columns);
-      const std::int64_t own = inner[static_cast<std::size_t>(i)];
-      for (std::int64_t from = 0; from == 0 || from < own; from += depth) {
-        const std::int64_t size = std::min(depth, own - from);
-        visit(from, size, to);
-        to += panel_words(size);
-      }
-    };
-    const auto columns_of = [&](std::int64_t panel) {
-      const std::int64_t begin = first + panel * panel_columns;
-      return Range{begin, std::min(last, begin + panel_columns)};
-    };
-    parallel_tasks(division.threads, panels * count, [&](std::int64_t task, int /*thread*/) {
-      const Range columns = columns_of(task / count);
-      visit_panel(task / count, task % count, [&](auto from, auto size, std::uint32_t* to) {
-        pack_right(all[static_cast<std::size_t>(task % count)], from, size, columns.begin,
-                   columns.size(), to);
-      });
-    });
-    parallel_tasks(division.threads, panels * sections, [&](std::int64_t task, int /*thread*/) {
-      const TileScope scope(bf16_tiles());
-      const std::int64_t panel = task / sections, row = task % sections * division.rows;
-      const Range rows{row, std::min(m, row + division.rows)}, columns = columns_of(panel);
-      sum_pairwise(
-          count,
-          [&](std::int64_t i, std::int64_t /*slot*/) {
-            const Product& p = all[static_cast<std::size_t>(i)];
-            visit_panel(panel, i, [&](auto from, auto size, const std::uint32_t* packed) {
-              TileResult result;
-              result.wide = p.wide.row(row) + columns.begin;
-              result.stride = p.wide.stride;
-              result.accumulate = from > 0;
-              if (p.bias != nullptr && from + size == inner[static_cast<std::size_t>(i)]) {
-                result.bias = p.bias + columns.begin;
-              }
-              bf16_tiles().multiply(rows.size(), columns.size(), size, p.left.row(row) + from,
-                                    p.left.stride, packed, result);
-            });
-          },
-          [&](std::int64_t to, std::int64_t from) {
-            add_block(sums[static_cast<std::size_t>(to)], sums[static_cast<std::size_t>(from)],
-                      rows, columns);
-          });
-    });
-  }
 }
 
 }  // namespace trireme::ops

@@ -59,9 +59,10 @@ class CpuOps final : public Ops {
   void float_matmuls(std::span<const Matmul> products);
   void narrow_matmuls(std::span<const Matmul> products);
   void add_row_sums(std::span<const MatmulSum> sums);  // of the products' options
-  void float_sums(std::span<const MatmulSum> sums);    // without row sums
-  /// A sum of products: product i is written to products[i].c, one of `slots` of sum_pairwise.
-  void sum_narrow_matmuls(std::span<const Matmul> products, std::span<const Tensor> slots);
+  // Without row sums.
+  void float_sums(std::span<const MatmulSum> sums);
+  void narrow_sums(std::span<const MatmulSum> sums);
+  void sum_narrow_matmuls(const Tensor& sum, std::span<const Matmul> products);
   std::vector<Problem> problems_of(std::span<const AttentionHeads> calls, const AttentionMask& mask,
                                    float scale, const Dropout& dropout, const Tensor& samples);
   void attend(std::span<const Problem> calls, std::span<const OperandsOf<float>> operands);

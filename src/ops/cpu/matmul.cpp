@@ -202,7 +202,7 @@ void CpuOps::sum_of_matmuls(const Tensor& sum, std::span<const Tensor> levels,
         product_shape(p.c, p.a, p.b, p.options);
       },
       [](std::int64_t, std::int64_t) {});
-  if (narrow) return sum_narrow_matmuls(all, slots);
+  if (narrow) return sum_narrow_matmuls(sum, all);
   const MatmulSum own{slots, all};
   float_sums({&own, 1});
 }
@@ -226,17 +226,13 @@ void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
   const auto single = [](const MatmulSum& sum) { return sum.products.size() == 1; };
   if (std::ranges::all_of(sums, single)) return Ops::independent_sums(sums);
   add_row_sums(sums);
-  const auto in_pieces = [&](const MatmulSum& sum) {
-    return reproducible_ && sum.products.front().a.type() == DType::f32;
-  };
-  if (!std::ranges::all_of(sums, in_pieces)) {
-    std::vector<MatmulSum> products(sums.begin(), sums.end());
-    for (MatmulSum& sum : products) {
-      for (Matmul& p : sum.products) p.options.row_sum = {};
-    }
-    return Ops::independent_sums(products);
+  if (sums.front().products.front().a.type() == DType::bf16) return narrow_sums(sums);
+  if (reproducible_) return float_sums(sums);
+  std::vector<MatmulSum> products(sums.begin(), sums.end());
+  for (MatmulSum& sum : products) {
+    for (Matmul& p : sum.products) p.options.row_sum = {};
   }
-  float_sums(sums);
+  Ops::independent_sums(products);
 }
 
 void CpuOps::float_sums(std::span<const MatmulSum> sums) {
