@@ -114,14 +114,20 @@ std::vector<ops::AttentionShape> attention_shapes(const parallel::Stage& stage) 
   return shapes;
 }
 
-/// Products of bf16 with the stage's weights: forward, gradients for inputs and for weights.
+/// Products with the stage's weights on the host: forward, gradients for inputs and for weights.
 std::size_t product_workspace(const parallel::Stage& stage, int threads) {
+  const bool wide_factors = stage.shares().compute == DType::f32;
   const model::ModelConfig& config = stage.model().config();
   const params::Layout& layout = stage.layout();
   const std::int64_t all = stage.memory().leaves().call_rows();
   std::size_t bytes = 0;
   const auto count = [&](std::span<const ops::ProductShape> products, bool transposed, bool wide) {
+    if (wide_factors) return;
     bytes = std::max(bytes, ops::cpu_product_workspace(products, transposed, wide, threads));
+  };
+  const auto count_float_sum = [&](std::int64_t m, std::int64_t n, std::int64_t group_rows,
+                                   std::int64_t terms) {
+    bytes = std::max(bytes, ops::cpu_float_sum_workspace(m, n, group_rows, terms, threads));
   };
   for (std::size_t row = 0; row < layout.table().rows().size(); ++row) {
     const params::Parameter& weight = layout.table().rows()[row];
@@ -149,6 +155,8 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
       std::vector<std::int64_t> inner;
       for (const Shape& tile : tiles) inner.push_back(tile[1 - out]);
       if (m == 0 || inner.empty()) return;
+      if (wide_factors)
+        return count_float_sum(m, tiles[0][out], head ? 0 : leaf, std::ssize(inner));
       bytes = std::max(bytes, ops::cpu_sum_workspace(m, tiles[0][out], inner, threads));
     };
     const auto count_gradients = [&](std::int64_t rows, std::span<const std::int64_t> runs) {
@@ -166,6 +174,12 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
         }
       }
       if (gradients.empty()) return;
+      if (wide_factors) {
+        for (const ops::ProductSumShape& sum : sums) {
+          count_float_sum(sum.m, sum.n, 0, joins ? std::ssize(runs) : 1);
+        }
+        return;
+      }
       if (!several) return count(gradients, true, true);
       const bool shared = sums.size() == 1 || (weight.split == 0 && (joins || runs.size() == 1));
       const std::int64_t terms = joins ? std::ssize(runs) : 1;
@@ -222,7 +236,7 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   } else {
     count_attention(attention);
   }
-  if (narrow_on_host) bytes = std::max(bytes, product_workspace(stage, threads));
+  if (host) bytes = std::max(bytes, product_workspace(stage, threads));
   const std::int64_t most_at_once = most_sets_of_call(stage);
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);

@@ -77,9 +77,13 @@ void check_sum(const SumOfProducts& s, bool reproducible) {
     expect_same_bits(
         actual, expected,
         fmt::format("{} products [{}, {}] on {} threads", s.inner.size(), s.m, s.n, threads));
-    if (std::is_same_v<T, Bf16> && s.inner.size() > 1) {
+    if (s.inner.size() > 1 && (std::is_same_v<T, Bf16> || reproducible)) {
+      const std::size_t bytes =
+          std::is_same_v<T, Bf16>
+              ? cpu_sum_workspace(s.m, s.n, s.inner, threads)
+              : cpu_float_sum_workspace(s.m, s.n, 0, std::ssize(s.inner), threads);
       EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
-                device::aligned(cpu_sum_workspace(s.m, s.n, s.inner, threads)));
+                device::aligned(bytes));
     }
   }
 }
@@ -153,14 +157,24 @@ TEST_P(IndependentTest, GroupsOfRowsHaveTheBitsOfProductsOfTheirOwn) {
   EXPECT_ANY_THROW(ops->matmul(c, a, b, {.group_rows = 3}));
 }
 
+/// Sums of other sizes, of right factors of one size, or of the same right factors.
+enum class Rights : std::uint8_t { differ, alike, shared };
+
 /// Sums of `terms` terms of `each` products, which add to what is there if there is one term, and
 /// sums over rows beside them: at once, and call by call.
 template <class T>
-void check_sums(bool reproducible, std::int64_t terms, std::int64_t each) {
+void check_sums(bool reproducible, std::int64_t terms, std::int64_t each,
+                Rights rights = Rights::differ) {
   struct Size {
     std::int64_t m, n, k;
   };
-  const std::vector<Size> sizes{{70, 203, 31}, {1, 5, 3}, {192, 400, 256}, {300, 9, 1}};
+  const std::vector<Size> sizes =
+      rights == Rights::differ ? std::vector<Size>{{70, 203, 31},
+                                                   {1, 5, 3},
+                                                   {192, 400, 256},
+                                                   {300, 9, 1},
+                                                   {40, 70, 1500}}
+                               : std::vector<Size>{{70, 203, 131}, {192, 203, 131}, {1, 203, 131}};
   const std::int64_t count = terms * each;
   for (const int threads : {1, 2, 8}) {
     const auto ops = make_cpu_ops(threads, nullptr, reproducible);
@@ -182,8 +196,10 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each) {
           if (s % 2 == 0 && i % each == 0) results.push_back(random_array({m}, ++stream));
           if (s % 2 == 0) options.row_sum = results.back();
           Tensor left = factors.emplace_back(array_of<T>({k, m}, ++stream, 2));
-          sums[s].products.push_back(
-              {{}, left, factors.emplace_back(array_of<T>({k, n}, ++stream, 0)), options});
+          const bool again = rights == Rights::shared && s > 0;
+          Tensor right = again ? sums.front().products[static_cast<std::size_t>(i)].b
+                               : factors.emplace_back(array_of<T>({k, n}, ++stream, 0));
+          sums[s].products.push_back({{}, left, right, options});
         }
       }
       if (at_once) {
@@ -221,6 +237,10 @@ TEST_P(IndependentTest, SumsOfProductsHaveTheBitsOfSingleCalls) {
     check_sums<float>(true, terms, each);
     check_sums<float>(false, terms, each);
     check_sums<Bf16>(true, terms, each);
+  }
+  for (const Rights rights : {Rights::alike, Rights::shared}) {
+    check_sums<float>(true, 4, 1, rights);
+    check_sums<Bf16>(true, 4, 1, rights);
   }
   make_cpu_ops(2)->independent_sums({});  // none: nothing happens
 }

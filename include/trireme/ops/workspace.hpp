@@ -28,12 +28,15 @@ std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int t
 std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads,
                                            bool reproducible = false);
 /// Independent products of bf16 factors, the first of each transposed or not, into bf16 or (`wide`)
-/// fp32, with rounded biases. fp32 products need none.
+/// fp32, with rounded biases. Single products of fp32 need none.
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
                                   bool wide, int threads);
 /// The sum of two or more such products [m, inner[i]]·[inner[i], n].
 std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
                               int threads);
+/// Sums [m, n] of `terms` terms of fp32 products in reproducible mode; group_rows: MatmulOptions.
+std::size_t cpu_float_sum_workspace(std::int64_t m, std::int64_t n, std::int64_t group_rows,
+                                    std::int64_t terms, int threads);
 /// Sums of more than one product with transposed left factors, leftᵀ [m, inner[i]]·[inner[i], n],
 /// of `terms` terms each: Ops::independent_sums in bf16. `shared`: all have the same right factors.
 struct ProductSumShape {

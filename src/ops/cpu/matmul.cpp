@@ -38,6 +38,10 @@ class Pieces {
     }
   }
   std::int64_t count() const { return groups_ * of_rows_ * of_columns_; }
+  /// Elements of the largest.
+  std::int64_t most() const {
+    return (m_ + of_rows_ - 1) / of_rows_ * ((n_ + of_columns_ - 1) / of_columns_);
+  }
   Range rows(std::int64_t i) const {
     const std::int64_t row = i / of_columns_, before = row / of_rows_ * m_;
     const Range own = part(m_, row % of_rows_, of_rows_);
@@ -102,25 +106,29 @@ class FloatProduct {
 
   Pieces pieces() const { return {m, n, group_rows_}; }
   bool activates() const { return gelu_ || dgelu_; }
-
   /// Rows and columns of the result.
-  void multiply(Range row, Range column) const {
+  Rows<float> block(Range row, Range column) const {
+    return {out_.row(row.begin) + column.begin, row.size(), column.size(), out_.stride};
+  }
+
+  /// Rows and columns of the result into `to`.
+  void multiply(Range row, Range column, const Rows<float>& to) const {
     // The GELU pass adds the bias; else filled rows are, as fast as oneDNN's product with bias.
     const float* filling = gelu_ ? nullptr : bias_;
     const bool fill = filling != nullptr || (k_ == 0 && !accumulate_);
     const auto bytes = static_cast<std::size_t>(column.size()) * sizeof(float);
-    for (std::int64_t r = row.begin; fill && r < row.end; ++r) {
+    for (std::int64_t r = 0; fill && r < row.size(); ++r) {
       if (filling != nullptr) {
-        std::memcpy(out_.row(r) + column.begin, filling + column.begin, bytes);
+        std::memcpy(to.row(r), filling + column.begin, bytes);
       } else {
-        std::memset(out_.row(r) + column.begin, 0, bytes);
+        std::memset(to.row(r), 0, bytes);
       }
     }
     if (k_ > 0) {
       sgemm(row.size(), column.size(), k_, transpose_a_, transpose_b_,
             left_.data + row.begin * (transpose_a_ ? 1 : left_.stride), left_.stride,
             right_.data + column.begin * (transpose_b_ ? right_.stride : 1), right_.stride,
-            fill || accumulate_, out_.row(row.begin) + column.begin, out_.stride);
+            fill || accumulate_, to.data, to.stride);
     }
   }
 
@@ -140,7 +148,7 @@ class FloatProduct {
   /// Both, on the calling thread.
   void compute(Range row, Range column) const {
     const ThreadScope scope(1);
-    multiply(row, column);
+    multiply(row, column, block(row, column));
     if (activates()) activate(row, column);
   }
 
@@ -153,7 +161,22 @@ class FloatProduct {
   const float* bias_;
 };
 
+/// Elements of scratch for a piece of a sum of some terms; 0: pieces too large for caches, or one
+/// term, whose sums of some terms are in the sum's slots.
+std::int64_t scratch_of_piece(const Pieces& pieces, std::int64_t terms) {
+  constexpr std::int64_t most = 1 << 16;
+  return terms > 1 && pieces.most() <= most ? pieces.most() : 0;
+}
+
 }  // namespace
+
+std::size_t cpu_float_sum_workspace(std::int64_t m, std::int64_t n, std::int64_t group_rows,
+                                    std::int64_t terms, int threads) {
+  if (m == 0 || n == 0) return 0;
+  const int slots = std::countr_zero(static_cast<std::uint64_t>(terms));
+  return static_cast<std::size_t>(threads * slots * scratch_of_piece({m, n, group_rows}, terms)) *
+         sizeof(float);
+}
 
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
@@ -239,6 +262,7 @@ void CpuOps::float_sums(std::span<const MatmulSum> sums) {
   struct Sum {
     std::vector<Rows<float>> slots;
     std::vector<FloatProduct> products;
+    std::int64_t own;  // scratch of a piece and a slot, or 0
   };
   struct Task {
     const Sum* sum;
@@ -246,39 +270,47 @@ void CpuOps::float_sums(std::span<const MatmulSum> sums) {
   };
   std::vector<Sum> all(sums.size());
   std::vector<Task> tasks;
+  std::int64_t own = 0;  // scratch of a thread
   for (std::size_t s = 0; s < sums.size(); ++s) {
     const MatmulSum& from = sums[s];
     for (const Tensor& slot : from.slots) all[s].slots.push_back(rows_of(slot));
-    sum_pairwise(
-        from.terms(),
-        [&](std::int64_t term, std::int64_t slot) {
-          for (std::int64_t i = 0; i < from.products_of_term(); ++i) {
-            all[s].products.emplace_back(from.product(term, i, slot));
-          }
-        },
-        [](std::int64_t, std::int64_t) {});
+    for (std::int64_t i = 0; i < std::ssize(from.products); ++i) {
+      all[s].products.emplace_back(from.product(0, i, 0));
+    }
     const FloatProduct& first = all[s].products.front();
     if (first.m == 0 || first.n == 0) continue;
     const Pieces pieces = first.pieces();
+    all[s].own = scratch_of_piece(pieces, from.terms());
+    own = std::max(own, all[s].own * (std::ssize(from.slots) - 1));
     for (std::int64_t i = 0; i < pieces.count(); ++i) {
       tasks.push_back({&all[s], pieces.rows(i), pieces.columns(i)});
     }
   }
+  auto* memory = scratch<float>(static_cast<std::size_t>(threads_ * own));
   // A piece's products follow each other while its sums are in a core's cache.
-  parallel_tasks(threads_, std::ssize(tasks), [&](std::int64_t task, int /*thread*/) {
+  parallel_tasks(threads_, std::ssize(tasks), [&](std::int64_t task, int thread) {
+    const ThreadScope scope(1);
     const auto& [sum, rows, columns] = tasks[static_cast<std::size_t>(task)];
+    const auto slot = [&, sum = sum, rows = rows, columns = columns](std::int64_t i) {
+      const Rows<float>& whole = sum->slots[static_cast<std::size_t>(i)];
+      if (i == 0 || sum->own == 0) {
+        return Rows<float>{whole.row(rows.begin) + columns.begin, rows.size(), columns.size(),
+                           whole.stride};
+      }
+      return Rows<float>{memory + thread * own + (i - 1) * sum->own, rows.size(), columns.size(),
+                         columns.size()};
+    };
     const std::int64_t terms = std::int64_t{1} << (sum->slots.size() - 1);
     const std::int64_t each = std::ssize(sum->products) / terms;
     sum_pairwise(
         terms,
-        [&](std::int64_t term, std::int64_t /*slot*/) {
+        [&, sum = sum, rows = rows, columns = columns](std::int64_t term, std::int64_t to) {
           for (std::int64_t i = term * each; i < (term + 1) * each; ++i) {
-            sum->products[static_cast<std::size_t>(i)].compute(rows, columns);
+            sum->products[static_cast<std::size_t>(i)].multiply(rows, columns, slot(to));
           }
         },
-        [&](std::int64_t to, std::int64_t from) {
-          add_block(sum->slots[static_cast<std::size_t>(to)],
-                    sum->slots[static_cast<std::size_t>(from)], rows, columns);
+        [&, rows = rows, columns = columns](std::int64_t to, std::int64_t from) {
+          add_block(slot(to), slot(from), {0, rows.size()}, {0, columns.size()});
         });
   });
 }
@@ -317,7 +349,7 @@ void CpuOps::float_matmuls(std::span<const Matmul> products) {
     }
     {
       const ThreadScope scope(threads_);
-      p.multiply({0, p.m}, all_columns);
+      p.multiply({0, p.m}, all_columns, p.block({0, p.m}, all_columns));
     }
     if (!p.activates()) continue;
     parallel_rows(threads_, p.m, p.n, [&](std::int64_t begin, std::int64_t end) {
