@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "trireme/ops/ops.hpp"
+
 #include "bf16_tiles.hpp"
 #include "rows.hpp"
 
