@@ -109,7 +109,7 @@ awk '
   /\.csv$/ { file = $1 }
   /mean error/ { mean[file] = $5; largest[file] = $8 }
   /^tensor/ && file == "39b.csv" && (best == "" || $(NF - 1) < least) { best = $0; least = $(NF - 1) }
-  END { exit !(mean["one-node.csv"] < 5.7 && mean["39b.csv"] < 7.6 && largest["sequence-parallel.csv"] < 7 && largest["torchtitan.csv"] < 14 && best ~ /^tensor 4 × pipeline 4 × data 32; micro-batch 2 of/) }
+  END { exit !(mean["one-node.csv"] < 5.7 && mean["39b.csv"] < 7.6 && largest["sequence-parallel.csv"] < 7 && largest["torchtitan.csv"] < 10 && best ~ /^tensor 4 × pipeline 4 × data 32; micro-batch 2 of/) }
 ' "$out/published" || fail "published steps"
 # Our own, on CPUs.
 own=$SOURCE/bench/own-steps
