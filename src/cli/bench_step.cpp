@@ -81,6 +81,7 @@ void bench_step(const bench::Place& place, const ResolvedConfig& resolved, const
     }
     // Ranks that wait are not slowed by messages.
     machine.node.slowdown = machine.network.slowdown = 1;
+    machine.node.stretch = machine.network.stretch = 1;
     train::validate_layout(config, facts);
     train::check_method(config, facts);
   });

@@ -137,9 +137,10 @@ std::vector<MeasuredOperation> measure_links(Machine& machine, comm::Grid& grid,
   // On CPUs, of some time slices of the scheduler, by which computation and messages take turns.
   const double times = device.is_host() ? std::clamp(0.02 / all.back().seconds, 1.0, 8.0) : 2;
   const auto bytes = static_cast<std::int64_t>(times) * all.back().operation.bytes;
-  const double slowdown = measure_slowdown(grid, kind, bytes, ops, device);
-  (placement.nodes > 1 ? machine.network : machine.node).slowdown =
-      std::round(1000 * slowdown) / 1000;
+  const Interference beside = measure_interference(grid, kind, bytes, ops, device);
+  Machine::Link& link = placement.nodes > 1 ? machine.network : machine.node;
+  link.slowdown = std::round(1000 * beside.slowdown) / 1000;
+  link.stretch = std::round(1000 * beside.stretch) / 1000;
   if (!device.is_host()) {
     machine.links.launch_us = machine.links.message_us =
         1e6 * measure_launch(grid.group(kind), device);

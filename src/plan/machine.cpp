@@ -78,6 +78,7 @@ void Machine::Link::declare(config::Fields& fields) {
   fields.add("latency_us", latency_us, "of a message", non_negative());
   fields.add("gb_per_s", gb_per_s, "in each direction; 0: not known", non_negative());
   fields.add("slowdown", slowdown, "of computation while messages pass", at_least(1));
+  fields.add("stretch", stretch, "of messages while one of their ranks computes", at_least(1));
 }
 
 void Machine::Links::declare(config::Fields& fields) {

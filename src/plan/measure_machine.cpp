@@ -208,9 +208,9 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
   return all;
 }
 
-double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
-                        device::Device& device) {
-  constexpr double most = 20;  // hardly anything is computed meanwhile
+Interference measure_interference(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes,
+                                  ops::Ops& ops, device::Device& device) {
+  constexpr double most = 20;  // hardly anything is done meanwhile
   comm::Communicator& group = grid.group(kind);
   device::MemoryLedger ledger(device);
   device::Stream stream(device);
@@ -244,10 +244,9 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t byt
   alone();
   const double first = std::ranges::max(gathered(grid.world(), std::vector<double>{alone()}));
   const int rounds = std::clamp(static_cast<int>(0.2 / first), 3, 7);
-  std::vector<double> shares;
+  std::vector<double> slowdowns, stretches;
   for (int round = 0; round < rounds; ++round) {
     const double message_seconds = alone();
-    // All that the message delays: it may take several times as long beside products.
     int computed = 0;
     double beside = 0;
     seconds_of([&] {
@@ -260,10 +259,11 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t byt
     const double apart = seconds_of([&] {
       for (int i = 0; i < computed; ++i) compute();
     });
-    shares.push_back((beside - apart) / message_seconds);
+    slowdowns.push_back(std::clamp(beside / apart, 1.0, most));
+    stretches.push_back(std::clamp(beside / message_seconds, 1.0, most));
   }
-  const double share = report::quantile(gathered(grid.world(), shares), 0.5);
-  return 1 / (1 - std::clamp(share, 0.0, 1 - 1 / most));
+  return {report::quantile(gathered(grid.world(), slowdowns), 0.5),
+          report::quantile(gathered(grid.world(), stretches), 0.5)};
 }
 
 double measure_launch(ops::Ops& ops, device::Device& device) {

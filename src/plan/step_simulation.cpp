@@ -41,6 +41,9 @@ struct Transfer {
   std::int64_t bytes = 0;                                      // likewise
   std::vector<std::pair<std::size_t, Operation*>> operations;  // by side: class, and its operation
   const std::string* sequence = nullptr;  // what it is one of; null: a rank's own
+  // While it is under way: what is left at `since`, in seconds at full speed.
+  double left = 0, since = 0, speed = 1;
+  std::uint64_t version = 0;
 };
 
 /// Transfers between the same classes, in the order in which each of them starts its side.
@@ -104,7 +107,7 @@ struct Rank {
   std::vector<std::size_t> kinds;  // likewise: the part that it belongs to
   Operation* waits_for = nullptr;
   double waits_since = 0;
-  std::array<int, 2> under_way = {};  // transfers, in a node and between nodes
+  std::array<std::vector<std::size_t>, 2> under_way;  // transfers, in a node and between nodes
   std::uint64_t version = 0;
   bool ended = false;
   std::vector<double> parts;
@@ -157,7 +160,7 @@ class Simulation {
           advance(event.of);
           break;
         case Event::Kind::transferred:
-          finish_transfer(event.of);
+          if (event.version == transfers_[event.of].version) finish_transfer(event.of);
           break;
       }
     }
@@ -426,26 +429,40 @@ class Simulation {
   // Computation
 
   double speed(const Rank& rank) const {
-    return 1 / std::max(rank.under_way[0] > 0 ? machine_.node.slowdown : 1,
-                        rank.under_way[1] > 0 ? machine_.network.slowdown : 1);
+    return 1 / std::max(rank.under_way[0].empty() ? 1 : machine_.node.slowdown,
+                        rank.under_way[1].empty() ? 1 : machine_.network.slowdown);
   }
   void schedule(std::size_t r) {
     Rank& rank = ranks_[r];
     add_event(Event::Kind::computed, now_ + rank.left / speed(rank), r, ++rank.version);
   }
-  /// The number of transfers under way changes by `change`.
-  void change_load(std::size_t r, bool between_nodes, int change) {
+  /// A transfer of the rank begins or ends.
+  void change_load(std::size_t r, std::size_t t, bool begins) {
     Rank& rank = ranks_[r];
     const double before = speed(rank);
-    rank.under_way[between_nodes ? 1 : 0] += change;
+    std::vector<std::size_t>& transfers = rank.under_way[transfers_[t].between_nodes ? 1 : 0];
+    if (begins) {
+      transfers.push_back(t);
+    } else {
+      transfers.erase(std::find(transfers.begin(), transfers.end(), t));
+    }
     if (!rank.computing || before == speed(rank)) return;
     rank.left = std::max(0.0, rank.left - (now_ - rank.since) * before);
     rank.since = now_;
     schedule(r);
   }
+  /// The rank begins or stops to compute.
+  void set_computing(std::size_t r, bool computing) {
+    Rank& rank = ranks_[r];
+    rank.computing = computing;
+    for (const bool between_nodes : {false, true}) {
+      if (link(between_nodes).stretch == 1) continue;
+      for (const std::size_t t : rank.under_way[between_nodes ? 1 : 0]) change_speed(t);
+    }
+  }
   void finish_computing(std::size_t r) {
     Rank& rank = ranks_[r];
-    rank.computing = false;
+    set_computing(r, false);
     note(r, rank.kinds[rank.work], rank.began, now_);
     rank.times.busy += now_ - rank.began;
     step(rank);
@@ -483,7 +500,7 @@ class Simulation {
           rank.work = static_cast<std::size_t>(instruction->index);
           rank.left = rank.seconds[rank.work];
           rank.since = rank.began = now_;
-          rank.computing = true;
+          set_computing(r, true);
           schedule(r);
           return;
         case Instruction::Kind::start: {
@@ -665,19 +682,44 @@ class Simulation {
     ++transfer.arrived;
     if (transfer.arrived < transfer.sides) return;
     for (const auto& [r, operation] : transfer.operations) {
-      change_load(r, transfer.between_nodes, 1);
+      change_load(r, t, true);
       if (operation->since < 0) operation->since = now_;
     }
-    add_event(Event::Kind::transferred, now_ + transfer.seconds, t);
+    transfer.left = transfer.seconds;
+    transfer.since = now_;
+    transfer.speed = speed(transfer);
+    schedule_transfer(t);
+  }
+  const Machine::Link& link(bool between_nodes) const {
+    return between_nodes ? machine_.network : machine_.node;
+  }
+  double speed(const Transfer& transfer) const {
+    const bool beside = std::ranges::any_of(
+        transfer.operations, [&](const auto& side) { return ranks_[side.first].computing; });
+    return beside ? 1 / link(transfer.between_nodes).stretch : 1;
+  }
+  void schedule_transfer(std::size_t t) {
+    Transfer& transfer = transfers_[t];
+    add_event(Event::Kind::transferred, now_ + transfer.left / transfer.speed, t,
+              ++transfer.version);
+  }
+  /// One of its ranks has begun or stopped to compute.
+  void change_speed(std::size_t t) {
+    Transfer& transfer = transfers_[t];
+    const double now = speed(transfer);
+    if (now == transfer.speed) return;
+    transfer.left = std::max(0.0, transfer.left - (now_ - transfer.since) * transfer.speed);
+    transfer.since = now_;
+    transfer.speed = now;
+    schedule_transfer(t);
   }
   void finish_transfer(std::size_t t) {
     const auto sides = transfers_[t].operations;
-    const bool between_nodes = transfers_[t].between_nodes;
-    if (transfers_[t].sequence == nullptr) free_transfers_.push_back(t);
     for (const auto& [r, operation] : sides) {
-      change_load(r, between_nodes, -1);
+      change_load(r, t, false);
       --operation->left;
     }
+    if (transfers_[t].sequence == nullptr) free_transfers_.push_back(t);
     for (const auto& [r, operation] : sides) {
       continue_stream(r, stream_of(*operation->what));
       Rank& rank = ranks_[r];

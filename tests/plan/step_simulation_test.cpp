@@ -183,6 +183,12 @@ TEST(StepSimulation, OverlapsCommunicationWithComputation) {
   machine.node.slowdown = 1.6;
   EXPECT_DOUBLE_EQ(run(4, machine), 4 + (10 - 4 / 1.6));
   EXPECT_DOUBLE_EQ(run(20, machine), 20);
+  // Beside computation 4 s become 8, while which it advances by 5 s; 10 s of it end after 16, when
+  // 8 of 20 are done.
+  machine.node.stretch = 2;
+  EXPECT_DOUBLE_EQ(run(4, machine), 8 + (10 - 8 / 1.6));
+  EXPECT_DOUBLE_EQ(run(20, machine), 16 + 12);
+  machine.node.stretch = 1;
   machine.links.overlap = false;
   EXPECT_DOUBLE_EQ(run(4, machine), 14);
   // On two nodes messages take twice as long, and slow computation as the network does.
@@ -191,6 +197,19 @@ TEST(StepSimulation, OverlapsCommunicationWithComputation) {
   EXPECT_DOUBLE_EQ(run(2, machine), 10);
   machine.network.slowdown = 1.25;
   EXPECT_DOUBLE_EQ(run(2, machine), 4 + (10 - 4 / 1.25));
+}
+
+// The longer of two computations holds a message up.
+TEST(StepSimulation, AMessageIsSlowWhileOneOfItsRanksComputes) {
+  Machine machine = plain_machine();
+  machine.node.stretch = 4;
+  std::vector<Calls> ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    Calls& calls = ranks[static_cast<std::size_t>(rank)];
+    const int message = calls.message(1 - rank, 3, rank == 0, comm::Direction::activations, 0);
+    calls.compute(rank == 0 ? 2 : 8).wait(message);
+  }
+  EXPECT_DOUBLE_EQ(seconds_of(shape_of(1, 1, 2), ranks, machine), 8 + 1);
 }
 
 TEST(StepSimulation, AMessageSlowsComputationByItsLink) {
@@ -375,6 +394,7 @@ TEST(StepTimes, AreThoseOfStepsWithoutSections) {
         machine.device.launch_us = launch;
         machine.node.slowdown = in_node;
         machine.network.slowdown = between;
+        machine.node.stretch = in_node;
         StageClasses stages = trace_stages(model, options_of(layout), shape, machine.on_host());
         const auto times = simulate(shape, stages.classes, stages.class_of, machine);
         for (RankClass& each : stages.classes) {

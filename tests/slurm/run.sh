@@ -246,7 +246,7 @@ rank_layouts() {  # RATE BATCH
     printf 'name = "%s"\nranks_per_node = 2\n[device]\ntype = "cpu"\nmemory_gib = 24.0\noperation_us = 200\n' "$rate"
     printf '[products]\nfp32_tflops = 0.05\nefficiency = 0.8\nrows_half = 24\n[memory]\ngb_per_s = 5.0\n'
     # Ranks that wait are not slowed by messages, and operations take what the formulas say.
-    sed -n '/^\[links\]/,${/^\[operations\]/q; /^slowdown/d; p}' "measured-$rate.toml"
+    sed -n '/^\[links\]/,${/^\[operations\]/q; /^slowdown/d; /^stretch/d; p}' "measured-$rate.toml"
   } >"$rate.toml"
   # Other programs can delay some layouts: one retry.
   ranking=(python3 -B "$source/tests/slurm/rank_layouts.py" --launch "$launch" --machine "$rate.toml" --ranks 8 "$TRIREME" "${small[@]}")

@@ -15,9 +15,9 @@ namespace trireme::plan {
 Machine fit_works(Machine machine, const std::vector<MeasuredWork>& works);
 /// The constants of links.node, or of links.network where the placement has several nodes.
 Machine fit_links(Machine machine, const std::vector<MeasuredOperation>& operations);
-/// Measures what groups of the kind use: sets their link's constants and slowdown, and for all
-/// groups the host's time to start an operation. Returns what the link is fitted to. The same on
-/// every rank; collective over the grid.
+/// Measures what groups of the kind use: sets their link's constants, slowdown and stretch, and for
+/// all groups the host's time to start an operation. Returns what the link is fitted to. The same
+/// on every rank; collective over the grid.
 std::vector<MeasuredOperation> measure_links(Machine& machine, comm::Grid& grid,
                                              comm::GroupKind kind, const Placement& placement,
                                              ops::Ops& ops, device::Device& device);

@@ -74,6 +74,7 @@ struct Machine {
   struct Link {
     double latency_us = 0, gb_per_s = 0;
     double slowdown = 1;  // of computation while messages pass
+    double stretch = 1;   // of messages while one of their ranks computes
     void declare(config::Fields& fields);
   } node, network;
 

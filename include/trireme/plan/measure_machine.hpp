@@ -58,11 +58,14 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
                                                    const Placement& placement,
                                                    device::Device& device, std::int64_t largest);
 
-/// How many times as long computation takes while messages pass, 1 to 20: 1 / (1 - d/m), where an
-/// all-reduce of so many bytes takes m alone, and delays products that are computed until it ends
-/// by d. The same on every rank; collective over the grid.
-double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes, ops::Ops& ops,
-                        device::Device& device);
+/// How many times as long as alone computation and messages take beside each other; 1 to 20.
+struct Interference {
+  double slowdown = 1, stretch = 1;  // of computation, and of messages
+};
+/// Of products, and an all-reduce of so many bytes until which they are computed. The same on every
+/// rank; collective over the grid.
+Interference measure_interference(comm::Grid& grid, comm::GroupKind kind, std::int64_t bytes,
+                                  ops::Ops& ops, device::Device& device);
 
 /// The host's seconds to queue an operation of the device, or of a group, that does next to
 /// nothing.

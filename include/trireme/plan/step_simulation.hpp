@@ -56,9 +56,9 @@ using SpanObserver = std::function<void(const Span&)>;
 /// are done one after another; each begins when all of its group have reached it, after the
 /// computation that came before it. Without overlap on CPUs it also begins no sooner than its rank
 /// waits. Computation is slower by a link's slowdown while messages pass over it, of both links by
-/// the greater one. Messages match in order. Throws Error where a rank waits for what never comes,
-/// or a group's ranks do not agree on what they do. With an observer sections are simulated call by
-/// call, which takes longer.
+/// the greater one; messages by the link's stretch while one of their ranks computes. Messages
+/// match in order. Throws Error where a rank waits for what never comes, or a group's ranks do not
+/// agree on what they do. With an observer sections are simulated call by call, which takes longer.
 StepTimes simulate(const comm::GridShape& shape, const std::vector<RankClass>& classes,
                    const ClassOf& class_of, const Machine& machine,
                    const SpanObserver& observe = {});
