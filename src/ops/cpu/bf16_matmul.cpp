@@ -77,7 +77,7 @@ struct Cut {
 };
 
 /// The activation of rows and columns that are still in the core's cache.
-void activate(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t column,
+void activate(const NarrowProduct& p, std::int64_t row, std::int64_t rows, std::int64_t column,
               std::int64_t columns) {
   for (std::int64_t r = row; r < row + rows; ++r) {
     Bf16* value = p.narrow.row(r) + column;
@@ -89,7 +89,7 @@ void activate(const Product& p, std::int64_t row, std::int64_t rows, std::int64_
 }
 
 /// Where a task of rows [row, …) and columns [column, …) stores its sums over [from, to) of k.
-TileResult result_of(const Product& p, const Cut& cut, std::int64_t row, std::int64_t column,
+TileResult result_of(const NarrowProduct& p, const Cut& cut, std::int64_t row, std::int64_t column,
                      std::int64_t from, std::int64_t to, float* sums) {
   TileResult result;
   const bool ends = to == cut.k;
@@ -120,7 +120,7 @@ TileResult lower(TileResult result, std::int64_t rows) {
   return result;
 }
 
-void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* scratch) {
+void run_task(const NarrowProduct& p, const Cut& cut, std::int64_t task, std::byte* scratch) {
   const Bf16Tiles& tiles = bf16_tiles();
   const TileScope scope(tiles);
   auto* words = reinterpret_cast<std::uint32_t*>(scratch);
@@ -202,11 +202,11 @@ void CpuOps::narrow_matmuls(std::span<const Matmul> products) {
                           threads_);
   auto* work = scratch<std::byte>(division.bytes());
   struct Task {
-    const Product* product;
+    const NarrowProduct* product;
     const Cut* cut;
     std::int64_t index;
   };
-  std::vector<Product> all;
+  std::vector<NarrowProduct> all;
   all.reserve(division.cuts.size());
   std::vector<Task> tasks;
   for (std::size_t i = 0; i < products.size(); ++i) {

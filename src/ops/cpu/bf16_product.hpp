@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
+#include "trireme/core/error.hpp"
 #include "trireme/ops/ops.hpp"
 
 #include "bf16_tiles.hpp"
@@ -25,7 +27,7 @@ struct Blocks {
 constexpr std::int64_t depth = 4096;
 
 /// One product and its result.
-struct Product {
+struct NarrowProduct {
   Rows<Bf16> left;
   Rows<Bf16> right = {};
   Rows<float> wide_right = {};  // one of the two; rounded while packed
@@ -39,8 +41,8 @@ struct Product {
 };
 
 /// words ← rows [from, from + k) and columns [column, column + n) of the right factor.
-inline void pack_right(const Product& p, std::int64_t from, std::int64_t k, std::int64_t column,
-                       std::int64_t n, std::uint32_t* words) {
+inline void pack_right(const NarrowProduct& p, std::int64_t from, std::int64_t k,
+                       std::int64_t column, std::int64_t n, std::uint32_t* words) {
   const std::int64_t row = p.transpose_right ? column : from;
   const std::int64_t offset = p.transpose_right ? from : column;
   if (p.wide_right.data != nullptr) {
@@ -56,14 +58,14 @@ inline bool is_wide(const Matmul& p) {
 }
 
 /// `work`: for the rounded bias.
-inline Product product_of(const Matmul& call, std::int64_t n, Bf16* work) {
+inline NarrowProduct product_of(const Matmul& call, std::int64_t n, Bf16* work) {
   const MatmulOptions& options = call.options;
   const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
   const Tensor& product = gelu ? options.before_gelu : call.c;
-  Product p{.left = rows_of<Bf16>(call.a),
-            .transpose_left = options.transpose_a,
-            .transpose_right = options.transpose_b,
-            .accumulate = options.accumulate};
+  NarrowProduct p{.left = rows_of<Bf16>(call.a),
+                  .transpose_left = options.transpose_a,
+                  .transpose_right = options.transpose_b,
+                  .accumulate = options.accumulate};
   if (call.b.type() == DType::f32) {
     p.wide_right = rows_of<float>(call.b);
   } else {

@@ -74,7 +74,7 @@ struct LeftSumDivision {
   };
   struct Pass {
     std::vector<Piece> pieces;
-    std::size_t packed;  // the first so many have right factors that no earlier piece has
+    std::size_t packed;  // pieces whose right factors are packed; the rest share them
   };
   int threads;
   std::vector<Pass> passes;
@@ -172,7 +172,7 @@ void CpuOps::sum_narrow_matmuls(const Tensor& sum, std::span<const Matmul> produ
   work += division.words * sizeof(std::uint32_t);
   auto* sums = reinterpret_cast<float*>(work);
   work += static_cast<std::size_t>(division.threads) * division.own * sizeof(float);
-  std::vector<Product> all;
+  std::vector<NarrowProduct> all;
   for (const Matmul& p : products) {
     TRIREME_ASSERT(is_wide(p), "a sum of products into {}", p.c.shape().to_string());
     all.push_back(product_of(p, n, reinterpret_cast<Bf16*>(work)));
@@ -218,7 +218,7 @@ void CpuOps::sum_narrow_matmuls(const Tensor& sum, std::span<const Matmul> produ
           count, block, own, panel_columns,
           [&](std::int64_t i) { return inner[static_cast<std::size_t>(i)] <= depth; },
           [&](std::int64_t i, const Rows<float>& to, bool accumulate) {
-            const Product& p = all[static_cast<std::size_t>(i)];
+            const NarrowProduct& p = all[static_cast<std::size_t>(i)];
             if (panel == 0 && following > 0) {  // later panels read the same rows
               fetch_rows<false>(p.left.row(rows.end), p.left.stride * narrow, following,
                                 p.left.columns * narrow);
@@ -248,7 +248,7 @@ void CpuOps::sum_narrow_matmuls(const Tensor& sum, std::span<const Matmul> produ
 
 void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
   std::vector<ProductSumShape> shapes;
-  std::vector<std::vector<Product>> all(sums.size());
+  std::vector<std::vector<NarrowProduct>> all(sums.size());
   for (std::size_t s = 0; s < sums.size(); ++s) {
     ProductSumShape& shape = shapes.emplace_back();
     for (std::int64_t i = 0; i < std::ssize(sums[s].products); ++i) {
@@ -268,7 +268,8 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
     return std::ranges::equal(sum.products, sums.front().products,
                               [](const auto& x, const auto& y) {
                                 return x.b.data() == y.b.data() && x.b.shape() == y.b.shape() &&
-                                       x.b.stride(0) == y.b.stride(0);
+                                       x.b.stride(0) == y.b.stride(0) && x.b.type() == y.b.type() &&
+                                       x.options.transpose_b == y.options.transpose_b;
                               });
   });
   const std::int64_t terms = sums.front().terms();
@@ -306,7 +307,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
     }
     parallel_tasks(division.threads, std::ssize(packing), [&](std::int64_t task, int /*thread*/) {
       const auto& [piece, i] = packing[static_cast<std::size_t>(task)];
-      const Product& p = all[piece->sum][static_cast<std::size_t>(i)];
+      const NarrowProduct& p = all[piece->sum][static_cast<std::size_t>(i)];
       visit(*piece, i, [&](std::int64_t from, std::int64_t size, std::uint32_t* to) {
         pack_right(p, from, size, piece->columns.begin, piece->columns.size(), to);
       });
@@ -316,7 +317,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
       const auto& [piece, panel] = adding[static_cast<std::size_t>(task)];
       const Range columns = piece->columns;
       const ProductSumShape& shape = shapes[piece->sum];
-      const std::vector<Product>& products = all[piece->sum];
+      const std::vector<NarrowProduct>& products = all[piece->sum];
       const std::int64_t each = std::ssize(products) / terms;
       const std::int64_t row = panel * panel_columns, rows = std::min(panel_columns, shape.m - row);
       std::uint32_t* left = lefts + thread * division.left_words;
@@ -329,7 +330,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
           },
           [&](std::int64_t term, const Rows<float>& to, bool accumulate) {
             for (std::int64_t i = term * each; i < (term + 1) * each; ++i) {
-              const Product& p = products[static_cast<std::size_t>(i)];
+              const NarrowProduct& p = products[static_cast<std::size_t>(i)];
               visit(
                   *piece, i, [&](std::int64_t from, std::int64_t size, const std::uint32_t* right) {
                     tiles.pack(size, rows, false, p.left.row(from) + row, p.left.stride, left);
@@ -338,7 +339,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
                                             .accumulate = accumulate || p.accumulate || from > 0};
                     PrefetchQueue ahead;
                     if (i + 1 < std::ssize(products)) {
-                      const Product& next = products[static_cast<std::size_t>(i + 1)];
+                      const NarrowProduct& next = products[static_cast<std::size_t>(i + 1)];
                       ahead.add(next.left.row(0) + row, next.left.stride,
                                 std::min(packed_depth, next.left.rows), rows);
                     }

@@ -161,8 +161,8 @@ class FloatProduct {
   const float* bias_;
 };
 
-/// Elements of scratch for a piece of a sum of some terms; 0: pieces too large for caches, or one
-/// term, whose sums of some terms are in the sum's slots.
+/// Elements of scratch for a piece of a sum of some terms; 0 for one term, and for pieces too large
+/// for caches, whose sums of some terms are in the slots.
 std::int64_t scratch_of_piece(const Pieces& pieces, std::int64_t terms) {
   constexpr std::int64_t most = 1 << 16;
   return terms > 1 && pieces.most() <= most ? pieces.most() : 0;
@@ -248,6 +248,10 @@ void CpuOps::add_row_sums(std::span<const MatmulSum> sums) {
 void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
   const auto single = [](const MatmulSum& sum) { return sum.products.size() == 1; };
   if (std::ranges::all_of(sums, single)) return Ops::independent_sums(sums);
+  for (const MatmulSum& sum : sums) {
+    TRIREME_ASSERT(sum.terms() == sums.front().terms(), "sums of {} and {} terms", sum.terms(),
+                   sums.front().terms());
+  }
   add_row_sums(sums);
   if (sums.front().products.front().a.type() == DType::bf16) return narrow_sums(sums);
   if (reproducible_) return float_sums(sums);
