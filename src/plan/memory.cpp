@@ -3,7 +3,6 @@
 #include "trireme/plan/memory.hpp"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -33,25 +32,6 @@ std::int64_t most_sets_of_call(const parallel::Stage& stage) {
   const std::int64_t each =
       std::int64_t{stage.options().micro_batches} * leaves.count / stage.sets();
   return (leaves.count - std::gcd<std::int64_t>(leaves.count, each) + each - 1) / each + 1;
-}
-
-/// How many neighboring leaves of a call add to the same gradients, for each call that differs.
-std::vector<std::vector<std::int64_t>> leaf_runs(const parallel::Stage& stage) {
-  const parallel::Leaves& leaves = stage.memory().leaves();
-  if (leaves.at_once == 1) return {{1}};
-  const std::int64_t each =
-      std::int64_t{stage.options().micro_batches} * leaves.count / stage.sets();
-  std::vector<std::vector<std::int64_t>> calls;
-  // Calls begin in a set with any multiple of the divisor left.
-  const std::int64_t divisor = std::gcd<std::int64_t>(leaves.count, each);
-  for (std::int64_t left = divisor; left <= std::min<std::int64_t>(each, leaves.count);
-       left += divisor) {
-    std::vector<std::int64_t>& runs = calls.emplace_back(1, left);
-    for (std::int64_t rest = leaves.count - left; rest > 0; rest -= each) {
-      runs.push_back(std::min(rest, each));
-    }
-  }
-  return calls;
 }
 
 /// The sums of the gradient of a row that run at once.
@@ -155,35 +135,28 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
       std::vector<std::int64_t> inner;
       for (const Shape& tile : tiles) inner.push_back(tile[1 - out]);
       if (m == 0 || inner.empty()) return;
-      if (wide_factors)
+      if (wide_factors) {
         return count_float_sum(m, tiles[0][out], head ? 0 : leaf, std::ssize(inner));
+      }
       bytes = std::max(bytes, ops::cpu_sum_workspace(m, tiles[0][out], inner, threads));
     };
-    const auto count_gradients = [&](std::int64_t rows, std::span<const std::int64_t> runs) {
-      const bool joins = !head && stage.joined_sets(weight) > 1;
-      const bool several = joins || std::ranges::max(runs) > 1;
+    const auto count_gradients = [&](std::int64_t rows, std::int64_t leaves) {
       std::vector<ops::ProductShape> gradients;
+      for (std::int64_t i = 0; i < leaves; ++i) {
+        for (const Shape& tile : tiles) gradients.push_back({tile[0], tile[1], rows});
+      }
+      count(gradients, true, true);
+    };
+    const auto count_joined_gradients = [&](std::int64_t sets) {
       std::vector<ops::ProductSumShape> sums;
       for (const Shape& tile : tiles) {
         if (tile.elements() == 0) continue;
-        for (std::size_t run = 0; run < runs.size(); ++run) {
-          gradients.push_back({tile[0], tile[1], rows});
-          if (!joins || run == 0) sums.push_back({tile[0], tile[1], {}});
-          std::vector<std::int64_t>& inner = sums.back().inner;
-          inner.insert(inner.end(), static_cast<std::size_t>(runs[run]), rows);
-        }
+        sums.push_back({tile[0], tile[1], leaf, stage.memory().leaves().count});
+        if (wide_factors) count_float_sum(tile[0], tile[1], 0, sets);
       }
-      if (gradients.empty()) return;
-      if (wide_factors) {
-        for (const ops::ProductSumShape& sum : sums) {
-          count_float_sum(sum.m, sum.n, 0, joins ? std::ssize(runs) : 1);
-        }
-        return;
-      }
-      if (!several) return count(gradients, true, true);
-      const bool shared = sums.size() == 1 || (weight.split == 0 && (joins || runs.size() == 1));
-      const std::int64_t terms = joins ? std::ssize(runs) : 1;
-      bytes = std::max(bytes, ops::cpu_left_sum_workspace(sums, terms, shared, threads));
+      if (wide_factors || sums.empty()) return;
+      const bool shared = sums.size() == 1 || weight.split == 0;
+      bytes = std::max(bytes, ops::cpu_left_sum_workspace(sums, sets, shared, threads));
     };
     for (const std::int64_t m : {most, head ? leaf % most : 0}) {
       std::vector<ops::ProductShape> split;
@@ -194,10 +167,15 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
       }
       count(split, false, false);
       count_summed(m);
-      if (head) count_gradients(m, std::array<std::int64_t, 1>{1});
+      if (head) count_gradients(m, 1);
     }
     if (head) continue;
-    for (const std::vector<std::int64_t>& runs : leaf_runs(stage)) count_gradients(leaf, runs);
+    const std::int64_t joined = stage.joined_sets(weight);
+    if (joined > 1) {
+      count_joined_gradients(joined);
+    } else {
+      count_gradients(leaf, most_sets_of_call(stage));
+    }
     if (weight.split != 1) continue;
     for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
       count_summed(chunk.size());

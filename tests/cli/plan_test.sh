@@ -148,6 +148,12 @@ PYTHON
   bounded --ranks 1 --model.width 16777216 --model.vocabulary 16777216
   bounded --ranks 1 --train.batch 1000000000
   bounded --ranks 1 --train.batch 1073741789 --train.micro_batch 1000000000
+  many="--ranks 1 --model.preset tiny --model.vocabulary 256 --model.sequence 8 --numerics.reproducible true"
+  many="$many --device.type cpu --train.batch 8388608 --train.micro_batch 8388608"
+  for compute in fp32 bf16; do
+    # shellcheck disable=SC2086  # words
+    bounded $many --precision.compute $compute
+  done
   bounded --ranks 1 --model.layers 4096 --train.batch 31 --train.micro_batch 1 --parallel.zero 3
   bounded --ranks 1024 --parallel.pipeline 1024 --model.layers 1022 --train.batch 128 --train.micro_batch 1
   bounded --ranks 16 --model.layers 40 --parallel.tensor 16 --numerics.reproducible true --numerics.virtual_tensor 1024

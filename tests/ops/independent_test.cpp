@@ -174,10 +174,13 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each,
                                                    {192, 400, 256},
                                                    {300, 9, 1},
                                                    {40, 70, 1500}}
-                               : std::vector<Size>{{70, 203, 131}, {192, 203, 131}, {1, 203, 131}};
+      : rights == Rights::alike
+          ? std::vector<Size>{{70, 203, 131}, {192, 203, 131}, {1, 203, 131}}
+          : std::vector<Size>{{9, 700, 1500}, {70, 700, 1500}, {1, 700, 1500}};  // several passes
   const std::int64_t count = terms * each;
   for (const int threads : {1, 2, 8}) {
-    const auto ops = make_cpu_ops(threads, nullptr, reproducible);
+    device::MemoryLedger ledger;
+    const auto ops = make_cpu_ops(threads, &ledger, reproducible);
     std::set<std::size_t> others;  // slots, which hold sums of some terms or what they held
     const auto all = [&](bool at_once) {
       std::vector<Array> results;
@@ -222,7 +225,23 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each,
       }
       return results;
     };
-    const std::vector<Array> actual = all(true), expected = all(false);
+    const std::vector<Array> actual = all(true);
+    if (terms > 1 && reproducible) {
+      std::vector<ProductSumShape> shapes;
+      std::size_t bytes = 0;
+      for (const auto& [m, n, k] : sizes) {
+        shapes.push_back({m, n, k, count});
+        if (std::is_same_v<T, Bf16>) continue;
+        bytes = std::max(bytes, cpu_float_sum_workspace(m, n, 0, terms, threads));
+      }
+      if (std::is_same_v<T, Bf16>) {
+        bytes = cpu_left_sum_workspace(shapes, terms, rights == Rights::shared, threads);
+      }
+      EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
+                device::aligned(bytes))
+          << terms << " terms of " << each << ", " << threads;
+    }
+    const std::vector<Array> expected = all(false);
     for (std::size_t i = 0; i < actual.size(); ++i) {
       if (others.contains(i)) continue;
       expect_same_bits(

@@ -45,12 +45,11 @@ TEST(MeasuredMachine, HasTheSlowdownOfCopiesOnTheCoreThatComputes) {
   for (double& each : delays) {
     const Interference beside =
         measure_interference(grid, comm::GroupKind::world, 64 << 20, *ops, device::host_device());
-    EXPECT_GE(beside.stretch, 1);
     each = beside.stretch * (1 - 1 / beside.slowdown);
   }
   std::ranges::sort(delays);
   // The core copies for nearly as long as the message takes alone.
-  EXPECT_GE(delays[1], 1.0 / 3) << delays[0] << " to " << delays[2];
+  EXPECT_GE(delays[1], 0.5) << delays[0] << " to " << delays[2];
 }
 
 }  // namespace

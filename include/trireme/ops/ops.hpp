@@ -67,7 +67,11 @@ struct MatmulSum {
   }
   /// Product number `i` of the term, into a slot.
   Matmul product(std::int64_t term, std::int64_t i, std::int64_t slot) const {
-    Matmul p = products[static_cast<std::size_t>(term * products_of_term() + i)];
+    return product_into(term * products_of_term() + i, slot);
+  }
+  /// Product number `i` of the sum, into a slot.
+  Matmul product_into(std::int64_t i, std::int64_t slot) const {
+    Matmul p = products[static_cast<std::size_t>(i)];
     p.c = slots[static_cast<std::size_t>(slot)];
     return p;
   }

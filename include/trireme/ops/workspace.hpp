@@ -37,11 +37,12 @@ std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const st
 /// Sums [m, n] of `terms` terms of fp32 products in reproducible mode; group_rows: MatmulOptions.
 std::size_t cpu_float_sum_workspace(std::int64_t m, std::int64_t n, std::int64_t group_rows,
                                     std::int64_t terms, int threads);
-/// Sums of more than one product with transposed left factors, leftᵀ [m, inner[i]]·[inner[i], n],
-/// of `terms` terms each: Ops::independent_sums in bf16. `shared`: all have the same right factors.
+/// Sums of `count` products with transposed left factors, leftᵀ [m, k]·[k, n], of `terms` terms
+/// each, more than one: Ops::independent_sums in bf16. `shared`: all have the same right factors.
 struct ProductSumShape {
-  std::int64_t m = 0, n = 0;
-  std::vector<std::int64_t> inner;  // of each product
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t count = 0;
+  auto operator<=>(const ProductSumShape&) const = default;
 };
 std::size_t cpu_left_sum_workspace(std::span<const ProductSumShape> sums, std::int64_t terms,
                                    bool shared, int threads);

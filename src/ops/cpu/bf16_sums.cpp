@@ -88,13 +88,13 @@ struct LeftSumDivision {
       : threads(most) {
     std::int64_t work = 0, deepest = 1;
     for (const ProductSumShape& sum : sums) {
-      work += sum.m * sum.n * std::reduce(sum.inner.begin(), sum.inner.end());
-      for (const std::int64_t k : sum.inner) deepest = std::max(deepest, k);
+      work += sum.m * sum.n * sum.k * sum.count;
+      deepest = std::max(deepest, sum.k);
     }
     if (work < (1 << 18)) threads = 1;
     std::int64_t used = 0, widest = 0;
     for (std::size_t s = 0; s < (shared ? 1 : sums.size()); ++s) {
-      const std::int64_t n = sums[s].n, panel = SumDivision::words_of(sums[s].inner, panel_columns);
+      const std::int64_t n = sums[s].n, panel = sums[s].count * panel_words(sums[s].k);
       for (std::int64_t column = 0; column < n; column += panel_columns) {
         if (passes.empty() || used + panel > threads * words_of_thread) {
           passes.emplace_back();
@@ -124,13 +124,12 @@ struct LeftSumDivision {
   }
 };
 
-/// `result` ← the sum of `terms` terms in sum_pairwise's order. multiply(term, to, accumulate)
-/// writes or adds a term; whether it may be added: at_once(term), which has no sum of its own.
-/// `own`: log2(terms) blocks of the result's rows with `stride` elements each.
+/// `result` ← the sum of `terms` terms, more than one, in sum_pairwise's order. multiply(term, to,
+/// accumulate) writes or adds a term; whether it may be added: at_once(term), which has no sum of
+/// its own. `own`: log2(terms) blocks of the result's rows with `stride` elements each.
 template <class AtOnce, class Multiply>
 void sum_block(std::int64_t terms, const Rows<float>& result, float* own, std::int64_t stride,
                const AtOnce& at_once, const Multiply& multiply) {
-  if (terms == 1) return multiply(0, result, false);
   const auto slot = [&](std::int64_t i) {
     if (i == 0) return result;
     return Rows<float>{own + (i - 1) * result.rows * stride, result.rows, result.columns, stride};
@@ -250,16 +249,17 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
   std::vector<ProductSumShape> shapes;
   std::vector<std::vector<NarrowProduct>> all(sums.size());
   for (std::size_t s = 0; s < sums.size(); ++s) {
-    ProductSumShape& shape = shapes.emplace_back();
     for (std::int64_t i = 0; i < std::ssize(sums[s].products); ++i) {
-      const Matmul p = sums[s].product(0, i, 0);
+      const Matmul p = sums[s].product_into(i, 0);
       const MatmulOptions& options = p.options;
       TRIREME_ASSERT(is_wide(p) && options.transpose_a && !options.bias && !options.before_gelu &&
                          !options.gelu_input,
                      "product {} of a sum has another form", i);
       const ProductShape own = product_shape(p.c, p.a, p.b, options);
-      shape.m = own.m, shape.n = own.n;
-      shape.inner.push_back(own.k);
+      const ProductSumShape shape{own.m, own.n, own.k, std::ssize(sums[s].products)};
+      if (i == 0) shapes.push_back(shape);
+      TRIREME_ASSERT(shape == shapes.back(), "inner extents {} and {} of a sum", shapes.back().k,
+                     own.k);
       all[s].push_back(product_of(p, own.n, nullptr));
     }
   }
@@ -285,12 +285,10 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
   };
   // Parts of the inner extent of a product, and the words of the piece's columns.
   const auto visit = [&](const Piece& piece, std::int64_t product, const auto& visit_part) {
-    const std::span<const std::int64_t> inner = shapes[piece.sum].inner;
-    const auto i = static_cast<std::size_t>(product);
-    std::uint32_t* to =
-        words + piece.words + SumDivision::words_of(inner.first(i), piece.columns.size());
-    for (std::int64_t from = 0; from == 0 || from < inner[i]; from += packed_depth) {
-      const std::int64_t size = std::min(packed_depth, inner[i] - from);
+    const std::int64_t k = shapes[piece.sum].k;
+    std::uint32_t* to = words + piece.words + product * packed_words(k, piece.columns.size());
+    for (std::int64_t from = 0; from == 0 || from < k; from += packed_depth) {
+      const std::int64_t size = std::min(packed_depth, k - from);
       visit_part(from, size, to);
       to += packed_words(size, piece.columns.size());
     }
@@ -325,9 +323,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
       sum_block(
           terms, {whole.row(row) + columns.begin, rows, columns.size(), whole.stride},
           blocks + thread * division.own, LeftSumDivision::whole_panels(columns.size()),
-          [&](std::int64_t term) {
-            return each == 1 && shape.inner[static_cast<std::size_t>(term)] <= packed_depth;
-          },
+          [&](std::int64_t /*term*/) { return each == 1 && shape.k <= packed_depth; },
           [&](std::int64_t term, const Rows<float>& to, bool accumulate) {
             for (std::int64_t i = term * each; i < (term + 1) * each; ++i) {
               const NarrowProduct& p = products[static_cast<std::size_t>(i)];

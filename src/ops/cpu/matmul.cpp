@@ -253,8 +253,9 @@ void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
                    sums.front().terms());
   }
   add_row_sums(sums);
-  if (sums.front().products.front().a.type() == DType::bf16) return narrow_sums(sums);
-  if (reproducible_) return float_sums(sums);
+  const bool narrow = sums.front().products.front().a.type() == DType::bf16;
+  if (narrow && sums.front().terms() > 1) return narrow_sums(sums);
+  if (!narrow && reproducible_) return float_sums(sums);
   std::vector<MatmulSum> products(sums.begin(), sums.end());
   for (MatmulSum& sum : products) {
     for (Matmul& p : sum.products) p.options.row_sum = {};
@@ -279,7 +280,7 @@ void CpuOps::float_sums(std::span<const MatmulSum> sums) {
     const MatmulSum& from = sums[s];
     for (const Tensor& slot : from.slots) all[s].slots.push_back(rows_of(slot));
     for (std::int64_t i = 0; i < std::ssize(from.products); ++i) {
-      all[s].products.emplace_back(from.product(0, i, 0));
+      all[s].products.emplace_back(from.product_into(i, 0));
     }
     const FloatProduct& first = all[s].products.front();
     if (first.m == 0 || first.n == 0) continue;
