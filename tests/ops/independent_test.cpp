@@ -231,7 +231,6 @@ void check_sums(bool reproducible, std::int64_t terms, std::int64_t each,
       std::size_t bytes = 0;
       for (const auto& [m, n, k] : sizes) {
         shapes.push_back({m, n, k, count});
-        if (std::is_same_v<T, Bf16>) continue;
         bytes = std::max(bytes, cpu_float_sum_workspace(m, n, 0, terms, threads));
       }
       if (std::is_same_v<T, Bf16>) {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace trireme::ops {
 
@@ -42,7 +41,7 @@ std::size_t cpu_float_sum_workspace(std::int64_t m, std::int64_t n, std::int64_t
 struct ProductSumShape {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t count = 0;
-  auto operator<=>(const ProductSumShape&) const = default;
+  bool operator==(const ProductSumShape&) const = default;
 };
 std::size_t cpu_left_sum_workspace(std::span<const ProductSumShape> sums, std::int64_t terms,
                                    bool shared, int threads);

@@ -246,21 +246,17 @@ void CpuOps::add_row_sums(std::span<const MatmulSum> sums) {
 }
 
 void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
+  if (sums.empty()) return;
+  const bool narrow = sums.front().products.front().a.type() == DType::bf16;
   const auto single = [](const MatmulSum& sum) { return sum.products.size() == 1; };
-  if (std::ranges::all_of(sums, single)) return Ops::independent_sums(sums);
+  const bool apart = narrow ? sums.front().terms() == 1 : !reproducible_;
+  if (apart || std::ranges::all_of(sums, single)) return Ops::independent_sums(sums);
   for (const MatmulSum& sum : sums) {
     TRIREME_ASSERT(sum.terms() == sums.front().terms(), "sums of {} and {} terms", sum.terms(),
                    sums.front().terms());
   }
   add_row_sums(sums);
-  const bool narrow = sums.front().products.front().a.type() == DType::bf16;
-  if (narrow && sums.front().terms() > 1) return narrow_sums(sums);
-  if (!narrow && reproducible_) return float_sums(sums);
-  std::vector<MatmulSum> products(sums.begin(), sums.end());
-  for (MatmulSum& sum : products) {
-    for (Matmul& p : sum.products) p.options.row_sum = {};
-  }
-  Ops::independent_sums(products);
+  return narrow ? narrow_sums(sums) : float_sums(sums);
 }
 
 void CpuOps::float_sums(std::span<const MatmulSum> sums) {
