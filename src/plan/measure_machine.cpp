@@ -259,8 +259,9 @@ Interference measure_interference(comm::Grid& grid, comm::GroupKind kind, std::i
     const double apart = seconds_of([&] {
       for (int i = 0; i < computed; ++i) compute();
     });
-    // Without a product the message had ended first.
-    slowdowns.push_back(computed == 0 ? 1 : std::clamp(beside / apart, 1.0, most));
+    // Without a product either the message had ended first or it held the core.
+    const double without = beside < message_seconds / 2 ? 1.0 : most;
+    slowdowns.push_back(computed == 0 ? without : std::clamp(beside / apart, 1.0, most));
     stretches.push_back(std::clamp(beside / message_seconds, 1.0, most));
   }
   return {report::quantile(gathered(grid.world(), slowdowns), 0.5),

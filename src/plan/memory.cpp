@@ -101,9 +101,11 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
   const params::Layout& layout = stage.layout();
   const std::int64_t all = stage.memory().leaves().call_rows();
   std::size_t bytes = 0;
-  const auto count = [&](std::span<const ops::ProductShape> products, bool transposed, bool wide) {
+  const auto count = [&](std::span<const ops::ProductShape> products, bool transposed, bool wide,
+                         std::int64_t copies = 1) {
     if (wide_factors) return;
-    bytes = std::max(bytes, ops::cpu_product_workspace(products, transposed, wide, threads));
+    bytes =
+        std::max(bytes, ops::cpu_product_workspace(products, transposed, wide, threads, copies));
   };
   const auto count_float_sum = [&](std::int64_t m, std::int64_t n, std::int64_t group_rows,
                                    std::int64_t terms) {
@@ -142,10 +144,8 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
     };
     const auto count_gradients = [&](std::int64_t rows, std::int64_t leaves) {
       std::vector<ops::ProductShape> gradients;
-      for (std::int64_t i = 0; i < leaves; ++i) {
-        for (const Shape& tile : tiles) gradients.push_back({tile[0], tile[1], rows});
-      }
-      count(gradients, true, true);
+      for (const Shape& tile : tiles) gradients.push_back({tile[0], tile[1], rows});
+      count(gradients, true, true, leaves);
     };
     const auto count_joined_gradients = [&](std::int64_t sets) {
       std::vector<ops::ProductSumShape> sums;

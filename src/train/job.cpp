@@ -101,7 +101,6 @@ double agree_on_peak(const RunConfig& config, comm::Communicator& world, int wor
   comm::agree(world, [&] {
     if (replica == nullptr) return;
     device::Device& device = replica->state().device();
-    // On the host in fast mode, and in workspace that is not the run's.
     const auto host = device.is_host() ? ops::make_cpu_ops(replica->threads()) : nullptr;
     own = plan::measure_peak(host ? *host : replica->ops(), device,
                              replica->stage().options().compute, replica->stage().model(),

@@ -55,6 +55,7 @@ struct Matmul {
 /// holds if there is one term and the first product has `accumulate`; then the terms as
 /// add_pairwise adds them. Products have no `c`, and of the options only the transpositions,
 /// `accumulate`, which all but a term's first have, and row_sum, of which terms have their own.
+/// Those of bf16 factors and several terms have one inner extent.
 struct MatmulSum {
   std::vector<Tensor> slots;  // the others may hold sums of some terms
   std::vector<Matmul> products;

@@ -26,10 +26,10 @@ std::size_t cpu_attention_workspace(std::span<const AttentionShape> calls, int t
 /// The same in bf16.
 std::size_t cpu_narrow_attention_workspace(std::span<const AttentionShape> calls, int threads,
                                            bool reproducible = false);
-/// Independent products of bf16 factors, the first of each transposed or not, into bf16 or (`wide`)
-/// fp32, with rounded biases. Single products of fp32 need none.
+/// Independent products of bf16 factors, `copies` of each shape, the first factor transposed or
+/// not, into bf16 or (`wide`) fp32, with rounded biases. Single products of fp32 need none.
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
-                                  bool wide, int threads);
+                                  bool wide, int threads, std::int64_t copies = 1);
 /// The sum of two or more such products [m, inner[i]]·[inner[i], n].
 std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const std::int64_t> inner,
                               int threads);
@@ -37,7 +37,8 @@ std::size_t cpu_sum_workspace(std::int64_t m, std::int64_t n, std::span<const st
 std::size_t cpu_float_sum_workspace(std::int64_t m, std::int64_t n, std::int64_t group_rows,
                                     std::int64_t terms, int threads);
 /// Sums of `count` products with transposed left factors, leftᵀ [m, k]·[k, n], of `terms` terms
-/// each, more than one: Ops::independent_sums in bf16. `shared`: all have the same right factors.
+/// each: Ops::independent_sums in bf16. `terms` is at least 2. `shared`: all have the same right
+/// factors.
 struct ProductSumShape {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t count = 0;

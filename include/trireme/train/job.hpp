@@ -67,8 +67,8 @@ struct Environment {
 Environment probe_environment(const Job& job, comm::Communicator& everyone, int root = 0);
 
 /// Operations per second of all `workers` together, by train.peak: 0, so much for each, or the sum
-/// of what each measures by matrix products of the shapes of the model, on the host in fast mode
-/// and in workspace that is not the run's. `replica` is null on a rank that is no worker; so is
+/// of what each measures by matrix products of the shapes of the model. CPUs measure in fast mode,
+/// in workspace that is not the run's. `replica` is null on a rank that is no worker; so is
 /// `progress` where none is shown. Collective over `world`; throws AgreedError where a rank cannot
 /// measure.
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,

@@ -156,16 +156,20 @@ void run_task(const NarrowProduct& p, const Cut& cut, std::int64_t task, std::by
 /// How products that may run at once are divided. It depends on shapes and threads alone.
 struct Division {
   int threads;                 // of all; one for products too small to divide
-  std::vector<Cut> cuts;       // by product that is not empty
+  std::vector<Cut> cuts;       // by shape that is not empty
+  std::int64_t count = 0;      // of products that are not empty
   std::size_t own = 0;         // bytes of scratch of a thread
   std::size_t bias_bytes = 0;  // of a product's rounded bias
 
-  Division(std::span<const ProductShape> products, bool transposed, bool wide, int most)
+  Division(std::span<const ProductShape> products, bool transposed, bool wide, int most,
+           std::int64_t copies = 1)
       : threads(most) {
-    std::int64_t work = 0, count = 0;
+    double work = 0;  // may exceed 2^63
     for (const ProductShape& p : products) {
-      work += p.m * p.n * std::max<std::int64_t>(p.k, 1);
-      if (p.m > 0 && p.n > 0) ++count;
+      if (p.m == 0 || p.n == 0) continue;
+      work += static_cast<double>(p.m * p.n) *
+              static_cast<double>(std::max<std::int64_t>(p.k, 1) * copies);
+      count += copies;
     }
     if (work < (1 << 18)) threads = 1;
     for (const ProductShape& p : products) {
@@ -179,15 +183,15 @@ struct Division {
     }
   }
   std::size_t bytes() const {
-    return static_cast<std::size_t>(threads) * own + cuts.size() * bias_bytes;
+    return static_cast<std::size_t>(threads) * own + static_cast<std::size_t>(count) * bias_bytes;
   }
 };
 
 }  // namespace
 
 std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
-                                  bool wide, int threads) {
-  return Division(products, transposed, wide, threads).bytes();
+                                  bool wide, int threads, std::int64_t copies) {
+  return Division(products, transposed, wide, threads, copies).bytes();
 }
 
 void CpuOps::narrow_matmuls(std::span<const Matmul> products) {

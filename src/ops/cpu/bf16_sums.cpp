@@ -64,19 +64,17 @@ struct SumDivision {
 };
 
 /// How sums of products of transposed left factors are divided: into passes over pieces, which are
-/// columns of a sum. The right factors of a pass are packed first. A task is a piece by a panel of
-/// rows, whose left factors it packs itself.
+/// columns of a sum, or of all sums where they share right factors. The right factors of a pass are
+/// packed first. A task is a piece by a panel of a sum's rows, whose left factors it packs itself.
 struct LeftSumDivision {
   struct Piece {
     std::size_t sum;
     Range columns;
-    std::int64_t words = 0;  // where its packed right factors begin
+    std::int64_t words;  // where its packed right factors begin
   };
-  struct Pass {
-    std::vector<Piece> pieces;
-    std::size_t packed;  // pieces whose right factors are packed; the rest share them
-  };
+  using Pass = std::vector<Piece>;
   int threads;
+  bool shared;
   std::vector<Pass> passes;
   std::int64_t words = 0;       // of the packed right factors of a pass
   std::int64_t left_words = 0;  // of a thread
@@ -85,10 +83,11 @@ struct LeftSumDivision {
 
   /// `shared`: all sums have the same right factors.
   LeftSumDivision(std::span<const ProductSumShape> sums, std::int64_t terms, bool shared, int most)
-      : threads(most) {
-    std::int64_t work = 0, deepest = 1;
+      : threads(most), shared(shared) {
+    double work = 0;  // may exceed 2^63
+    std::int64_t deepest = 1;
     for (const ProductSumShape& sum : sums) {
-      work += sum.m * sum.n * sum.k * sum.count;
+      work += static_cast<double>(sum.m * sum.n) * static_cast<double>(sum.k * sum.count);
       deepest = std::max(deepest, sum.k);
     }
     if (work < (1 << 18)) threads = 1;
@@ -100,18 +99,12 @@ struct LeftSumDivision {
           passes.emplace_back();
           used = 0;
         }
-        std::vector<Piece>& pieces = passes.back().pieces;
+        Pass& pieces = passes.back();
         if (pieces.empty() || pieces.back().sum != s) pieces.push_back({s, {column, column}, used});
         pieces.back().columns.end = std::min(n, column + panel_columns);
         used += panel;
         words = std::max(words, used);
         widest = std::max(widest, pieces.back().columns.size());
-      }
-    }
-    for (Pass& pass : passes) {
-      pass.packed = pass.pieces.size();
-      for (std::size_t s = 1; shared && s < sums.size(); ++s) {
-        pass.pieces.push_back({s, pass.pieces.front().columns});
       }
     }
     left_words = packed_words(std::min(deepest, packed_depth), panel_columns);
@@ -124,7 +117,7 @@ struct LeftSumDivision {
   }
 };
 
-/// `result` ← the sum of `terms` terms, more than one, in sum_pairwise's order. multiply(term, to,
+/// `result` ← the sum of `terms` terms, at least 2, in sum_pairwise's order. multiply(term, to,
 /// accumulate) writes or adds a term; whether it may be added: at_once(term), which has no sum of
 /// its own. `own`: log2(terms) blocks of the result's rows with `stride` elements each.
 template <class AtOnce, class Multiply>
@@ -281,6 +274,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
   using Piece = LeftSumDivision::Piece;
   struct Task {
     const Piece* piece;
+    std::size_t sum;
     std::int64_t index;  // of a product, or of a panel of rows
   };
   // Parts of the inner extent of a product, and the words of the piece's columns.
@@ -296,26 +290,28 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
   const Bf16Tiles& tiles = bf16_tiles();
   for (const LeftSumDivision::Pass& pass : division.passes) {
     std::vector<Task> packing, adding;
-    for (const Piece& piece : std::span(pass.pieces).first(pass.packed)) {
-      for (std::int64_t i = 0; i < std::ssize(all[piece.sum]); ++i) packing.push_back({&piece, i});
-    }
-    for (const Piece& piece : pass.pieces) {
-      const std::int64_t panels = parts(shapes[piece.sum].m, panel_columns);
-      for (std::int64_t i = 0; i < panels; ++i) adding.push_back({&piece, i});
+    for (const Piece& piece : pass) {
+      for (std::int64_t i = 0; i < std::ssize(all[piece.sum]); ++i) {
+        packing.push_back({&piece, piece.sum, i});
+      }
+      for (std::size_t s = piece.sum; s < (division.shared ? sums.size() : piece.sum + 1); ++s) {
+        const std::int64_t panels = parts(shapes[s].m, panel_columns);
+        for (std::int64_t i = 0; i < panels; ++i) adding.push_back({&piece, s, i});
+      }
     }
     parallel_tasks(division.threads, std::ssize(packing), [&](std::int64_t task, int /*thread*/) {
-      const auto& [piece, i] = packing[static_cast<std::size_t>(task)];
-      const NarrowProduct& p = all[piece->sum][static_cast<std::size_t>(i)];
+      const auto& [piece, sum, i] = packing[static_cast<std::size_t>(task)];
+      const NarrowProduct& p = all[sum][static_cast<std::size_t>(i)];
       visit(*piece, i, [&](std::int64_t from, std::int64_t size, std::uint32_t* to) {
         pack_right(p, from, size, piece->columns.begin, piece->columns.size(), to);
       });
     });
     parallel_tasks(division.threads, std::ssize(adding), [&](std::int64_t task, int thread) {
       const TileScope scope(tiles);
-      const auto& [piece, panel] = adding[static_cast<std::size_t>(task)];
+      const auto& [piece, sum, panel] = adding[static_cast<std::size_t>(task)];
       const Range columns = piece->columns;
-      const ProductSumShape& shape = shapes[piece->sum];
-      const std::vector<NarrowProduct>& products = all[piece->sum];
+      const ProductSumShape& shape = shapes[sum];
+      const std::vector<NarrowProduct>& products = all[sum];
       const std::int64_t each = std::ssize(products) / terms;
       const std::int64_t row = panel * panel_columns, rows = std::min(panel_columns, shape.m - row);
       std::uint32_t* left = lefts + thread * division.left_words;

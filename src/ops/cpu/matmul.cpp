@@ -247,6 +247,7 @@ void CpuOps::add_row_sums(std::span<const MatmulSum> sums) {
 
 void CpuOps::independent_sums(std::span<const MatmulSum> sums) {
   if (sums.empty()) return;
+  TRIREME_ASSERT(sums.front().products_of_term() > 0, "a sum without products");
   const bool narrow = sums.front().products.front().a.type() == DType::bf16;
   const auto single = [](const MatmulSum& sum) { return sum.products.size() == 1; };
   const bool apart = narrow ? sums.front().terms() == 1 : !reproducible_;
