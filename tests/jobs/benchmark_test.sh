@@ -36,7 +36,7 @@ for case in "${cases[@]}"; do
   (cd "$SOURCE" && jobs/scaling-study --dry-run --launcher slurm "${words[@]:1}") >out 2>err </dev/null || fail "$name: its command"
   [ "$(grep -c '^# [0-9]*: strong-' out)" -eq 5 ] || fail "$name: not five runs"
   flags=() ranks=0 machine=h100-sxm type=cuda
-  [ "$name" != small-cpu-v1 ] || { machine=cpu-xeon-avx512 type=cpu; }
+  [ "$name" != small-cpu-v1 ] || { machine=cpu-epyc-zen4 type=cpu; }
   for ((i = 3; i < ${#words[@]}; ++i)); do
     [ "${words[i]}" != --ranks ] || ranks=${words[i + 1]}
     [ "${words[i]}" != -- ] || { flags=("${words[@]:i+1}") && break; }

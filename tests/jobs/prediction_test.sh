@@ -18,7 +18,7 @@ fail() {
 }
 for _ in $(seq 200); do echo "a line of text to learn from"; done >text
 "$TRIREME" prepare --input text --output data >/dev/null 2>&1
-machine=$SOURCE/data/machines/cpu-xeon-avx512.toml
+machine=$SOURCE/data/machines/cpu-epyc-zen4.toml
 printf 'data\ntensor2 --parallel.tensor 2\nnever --parallel.schedule upside-down\n' >layouts
 flags=(--data.path data --model.layers 1 --model.width 16 --model.heads 2 --model.sequence 16 --train.peak none)
 run() { # arguments; the exit code in $code

@@ -46,7 +46,7 @@ print(*("%s=%d" % item for item in sorted(collections.Counter(p["state"] for p i
 
 # The examples of the document and of --help are complete.
 printf 'model = { layers = 1, width = 16, heads = 2, sequence = 16 }\ndata = { path = "data" }\n' >run.toml
-cp "$SOURCE/data/machines/cpu-xeon-avx512.toml" machine.toml
+cp "$SOURCE/data/machines/cpu-epyc-zen4.toml" machine.toml
 mkdir jobs
 cp -r "$SOURCE/jobs/benchmarks" jobs/benchmarks
 {

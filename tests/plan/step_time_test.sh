@@ -120,11 +120,11 @@ own() {  # STEPS MACHINE MEAN LARGEST
 for ranks in 1 2; do
   awk -F, -v ranks=$ranks 'NR == 1 || $1 == ranks' "$own/steps.csv" >"$out/own-$ranks.csv"
 done
-own "$out/own-1.csv" "$own/one-rank.toml" 1.8 3.9
-own "$out/own-2.csv" "$machines/cpu-xeon-avx512.toml" 3.9 13.9
+own "$out/own-1.csv" "$own/one-rank.toml" 2.2 4.8
+own "$out/own-2.csv" "$machines/cpu-epyc-zen4.toml" 2.2 7.5
 for rate in 1gbit 100mbit 10mbit; do own "$own/network-$rate.csv" "$own/network-$rate.toml" 5 10; done
 # Times of operations make constants of operations useless: these are not fitted beside them.
-if "$TRIREME" plan --config "$own/common.toml" --machine "$machines/cpu-xeon-avx512.toml" --measured "$out/own-2.csv" \
+if "$TRIREME" plan --config "$own/common.toml" --machine "$machines/cpu-epyc-zen4.toml" --measured "$out/own-2.csv" \
   --fit products.efficiency --output "$out/none.toml" >"$out/text" 2>&1; then fail "a fit beside measured operations"; fi
 grep -q '^trireme: error: --fit = products.efficiency: changes no operation of operations.measured; ' "$out/text" || fail "its error"
 # A fit brings constants that are wrong back.

@@ -19,7 +19,7 @@ train() {  # train FOLDER FLAGS...
     --train.steps 8 --train.batch 8 ${micro---train.micro_batch 2} --train.peak none --train.evaluate_at_end=false "$@" \
     >"$work/$folder.log" 2>&1
 }
-cp "$SOURCE/data/machines/cpu-xeon-avx512.toml" "$work/cpu.toml"
+cp "$SOURCE/data/machines/cpu-epyc-zen4.toml" "$work/cpu.toml"
 # Three heads over two tensor ranks: ranks with unlike plans, of which only its own may be the root's.
 for layout in "--parallel.tensor 2" "--parallel.tensor 2 --model.heads 3 --model.kv_heads 3 --model.width 96" "--parallel.pipeline 2" "--parallel.zero 1"; do
   rm -rf "$work/run"
@@ -87,6 +87,6 @@ refused 'nothing.toml' --train.predict "$work/nothing.toml"
 refused 'is a machine with device.type = gpu, and this run computes on CPUs' \
   --train.predict "$SOURCE/data/machines/a100-sxm-80g.toml"
 micro="" refused 'parallel.data = 2: is chosen where parallel.layout = auto; leave one of the two out' \
-  --train.predict "$SOURCE/data/machines/cpu-xeon-avx512.toml" --parallel.layout auto --parallel.data 2
+  --train.predict "$SOURCE/data/machines/cpu-epyc-zen4.toml" --parallel.layout auto --parallel.data 2
 refused 'is predicted for data_parallel.method = allreduce' --train.predict "$work/cpu.toml" \
   --data_parallel.method average
