@@ -31,6 +31,8 @@ std::int64_t most_sets_of_call(const parallel::Stage& stage) {
   // A set has `each` leaves, and some call begins in one with as few left as the divisor.
   const std::int64_t each =
       std::int64_t{stage.options().micro_batches} * leaves.count / stage.sets();
+  TRIREME_ASSERT(each > 0, "{} sets of {} calls of {} leaves", stage.sets(),
+                 stage.options().micro_batches, leaves.count);
   return (leaves.count - std::gcd<std::int64_t>(leaves.count, each) + each - 1) / each + 1;
 }
 

@@ -300,20 +300,23 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
       }
     }
     parallel_tasks(division.threads, std::ssize(packing), [&](std::int64_t task, int /*thread*/) {
-      const auto& [piece, sum, i] = packing[static_cast<std::size_t>(task)];
-      const NarrowProduct& p = all[sum][static_cast<std::size_t>(i)];
-      visit(*piece, i, [&](std::int64_t from, std::int64_t size, std::uint32_t* to) {
-        pack_right(p, from, size, piece->columns.begin, piece->columns.size(), to);
+      const Task& own = packing[static_cast<std::size_t>(task)];
+      const Piece& piece = *own.piece;
+      const NarrowProduct& p = all[own.sum][static_cast<std::size_t>(own.index)];
+      visit(piece, own.index, [&](std::int64_t from, std::int64_t size, std::uint32_t* to) {
+        pack_right(p, from, size, piece.columns.begin, piece.columns.size(), to);
       });
     });
     parallel_tasks(division.threads, std::ssize(adding), [&](std::int64_t task, int thread) {
       const TileScope scope(tiles);
-      const auto& [piece, sum, panel] = adding[static_cast<std::size_t>(task)];
-      const Range columns = piece->columns;
-      const ProductSumShape& shape = shapes[sum];
-      const std::vector<NarrowProduct>& products = all[sum];
+      const Task& own = adding[static_cast<std::size_t>(task)];
+      const Piece& piece = *own.piece;
+      const Range columns = piece.columns;
+      const ProductSumShape& shape = shapes[own.sum];
+      const std::vector<NarrowProduct>& products = all[own.sum];
       const std::int64_t each = std::ssize(products) / terms;
-      const std::int64_t row = panel * panel_columns, rows = std::min(panel_columns, shape.m - row);
+      const std::int64_t row = own.index * panel_columns,
+                         rows = std::min(panel_columns, shape.m - row);
       std::uint32_t* left = lefts + thread * division.left_words;
       const Rows<float>& whole = products.front().wide;
       sum_block(
@@ -324,7 +327,7 @@ void CpuOps::narrow_sums(std::span<const MatmulSum> sums) {
             for (std::int64_t i = term * each; i < (term + 1) * each; ++i) {
               const NarrowProduct& p = products[static_cast<std::size_t>(i)];
               visit(
-                  *piece, i, [&](std::int64_t from, std::int64_t size, const std::uint32_t* right) {
+                  piece, i, [&](std::int64_t from, std::int64_t size, const std::uint32_t* right) {
                     tiles.pack(size, rows, false, p.left.row(from) + row, p.left.stride, left);
                     const TileResult result{.wide = to.data,
                                             .stride = to.stride,
