@@ -17,7 +17,7 @@ class OperationName {
   static constexpr std::size_t most = 31;
   OperationName(std::string_view text = {});
   std::string_view text() const { return text_.data(); }
-  auto operator<=>(const OperationName&) const = default;
+  auto operator<=>(const OperationName&) const = default;  // NOLINT(modernize-use-nullptr)
 
  private:
   std::array<char, most + 1> text_{};
