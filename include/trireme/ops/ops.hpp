@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "trireme/core/interface.hpp"
 #include "trireme/core/pairwise.hpp"
